@@ -7,9 +7,8 @@ written for that module keeps working.
 
 from __future__ import annotations
 
-import shlex
-import signal
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 
 
 class PtocacheError(RuntimeError):
@@ -62,6 +61,8 @@ class ToolError(PtocacheError):
         self.returncode = returncode
         self.stdout = stdout
         self.stderr = stderr
+        import shlex  # with `signal` below, what a hit does not need
+
         parts = [summary, f"command: {shlex.join(self.command)}"]
         for name, text in (("stderr", stderr), ("stdout", stdout)):
             if text.strip():
@@ -93,6 +94,24 @@ class DeviceBinaryError(PtocacheError):
     """A device binary is not one that the Ascend runtime would load for these kernels."""
 
 
+class NotACacheError(PtocacheError):
+    """A directory that was to be cleared is not a cache of ptocache's."""
+
+
+@contextlib.contextmanager
+def explained(kind: type[PtocacheError], what: str) -> Iterator[None]:
+    """Turn an `OSError` of the block into an error of the project's own.
+
+    Args:
+        kind: the error to raise.
+        what: what went wrong, with the path in it; the system's reason is added.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise kind(f"{what}: {error.strerror or error}") from error
+
+
 def describe_exit(returncode: int) -> str:
     """Say how a process ended.
 
@@ -104,6 +123,8 @@ def describe_exit(returncode: int) -> str:
     """
     if returncode >= 0:
         return f"exit status {returncode}"
+    import signal
+
     try:
         return f"killed by {signal.Signals(-returncode).name}"
     except ValueError:

@@ -1,0 +1,289 @@
+"""Every setting, once: its name, its default, how it is read and what it does.
+
+A value comes from the environment, else from the configuration file, else it is the default. The table in the
+README is made from `SETTINGS`, and a test keeps the two the same.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from ptocache.errors import SettingsError
+
+_TRUE = frozenset({"1", "true", "yes", "on"})
+_FALSE = frozenset({"0", "false", "no", "off"})
+_SIZE_UNITS = {
+    "": 1,
+    "b": 1,
+    "kb": 10**3,
+    "mb": 10**6,
+    "gb": 10**9,
+    "tb": 10**12,
+    "kib": 2**10,
+    "mib": 2**20,
+    "gib": 2**30,
+    "tib": 2**40,
+}
+_TIME_UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
+
+
+class Settings(NamedTuple):
+    """What ptocache was told to do. See `SETTINGS` for the meaning of each field."""
+
+    dir: str
+    size_limit: int
+    disable: bool
+    readonly: bool
+    lock_timeout: float
+    compile_timeout: float
+    toolchain: str
+    keep_temps: bool
+    log: str
+
+    @classmethod
+    def load(cls, environ: Mapping[str, str] | None = None, **overrides: object) -> Settings:
+        """Read the settings.
+
+        Args:
+            environ: the environment to read; `os.environ` by default.
+            **overrides: fields that are set here and not looked up, for example `dir="/tmp/cache"`. A value
+                may be text, as one would write it in the environment, or already of the field's type.
+
+        Returns:
+            The settings in force.
+
+        Raises:
+            SettingsError: a value cannot be used; the message names where it came from.
+        """
+        environ = os.environ if environ is None else environ
+        unknown = sorted(set(overrides) - set(cls._fields))
+        if unknown:
+            raise SettingsError(f"unknown setting {unknown[0]!r}: known are {', '.join(cls._fields)}")
+        path = config_path(environ)
+        configured = _read_config(path)
+        values: dict[str, Any] = {}
+        for setting in SETTINGS:
+            if setting.field in overrides:
+                value, where = overrides[setting.field], f"{setting.field}="
+            elif environ.get(setting.variable):
+                value, where = environ[setting.variable], setting.variable
+            elif setting.field in configured:
+                value, where = configured[setting.field], f"{setting.field} in {path}"
+            else:
+                value, where = setting.default, "the default"
+            try:
+                values[setting.field] = setting.parse(_as_text(value))
+            except ValueError as error:
+                raise SettingsError(f"{where}: {error}") from None
+        if not values["dir"]:
+            values["dir"] = default_directory(environ)
+        if values["lock_timeout"] is None:
+            values["lock_timeout"] = values["compile_timeout"]
+        return cls(**values)
+
+
+class Setting(NamedTuple):
+    """One row of the table of settings.
+
+    Attributes:
+        field: the name in `Settings`, and the key in the configuration file.
+        default: the value where nothing else is said, as text; empty where the help tells what it is.
+        parse: turns the text into the value; raises `ValueError` with a message that says what was expected.
+        help: what the setting does, for the README and for people.
+    """
+
+    field: str
+    default: str
+    parse: Callable[[str], Any]
+    help: str
+
+    @property
+    def variable(self) -> str:
+        """The environment variable: `PTOCACHE_` and the field's name in capitals."""
+        return f"PTOCACHE_{self.field.upper()}"
+
+
+def _as_text(value: object) -> str:
+    if isinstance(value, os.PathLike):
+        return os.fsdecode(value)
+    if isinstance(value, str | int | float):
+        return str(value)
+    raise ValueError(f"expected text or a number, found {value!r}")
+
+
+def parse_bool(text: str) -> bool:
+    """Read a switch: `1`, `true`, `yes`, `on` or `0`, `false`, `no`, `off`; raises `ValueError`."""
+    word = text.strip().lower()
+    if word in _TRUE:
+        return True
+    if word in _FALSE:
+        return False
+    raise ValueError(f"expected 1 or 0, found {text!r}")
+
+
+def parse_size(text: str) -> int:
+    """Read a size in bytes: `1048576`, `500MB` (powers of 1000), `5GiB` (powers of 1024), 0 for no limit.
+
+    Raises:
+        ValueError: the text is no size, or a negative one.
+    """
+    number, unit = _split_unit(text)
+    try:
+        size = float(number) * _SIZE_UNITS[unit]
+        if not 0 <= size < 2**63:
+            raise ValueError
+        return int(number) * _SIZE_UNITS[unit] if number.isdigit() else int(size)
+    except (KeyError, ValueError, OverflowError):
+        raise ValueError(f"expected a size such as 5GiB, 500MB or 1048576, found {text!r}") from None
+
+
+def parse_seconds(text: str) -> float:
+    """Read a length of time in seconds: `600`, `0.5`, `90s`, `10m`, `2h`, `7d`; raises `ValueError`."""
+    number, unit = _split_unit(text)
+    try:
+        seconds = float(number) * _TIME_UNITS[unit]
+        # A day short of what poll() and lock waits can count in milliseconds as a C int.
+        if not 0 <= seconds <= 24 * 86400:
+            raise ValueError
+    except (KeyError, ValueError, OverflowError):
+        raise ValueError(f"expected a time of up to 24d such as 600, 90s or 10m, found {text!r}") from None
+    return seconds
+
+
+def _split_unit(text: str) -> tuple[str, str]:
+    word = text.strip().lower()
+    number = word.rstrip("abcdefghijklmnopqrstuvwxyz ")
+    return number.strip(), word[len(number) :].strip()
+
+
+def _parse_positive_seconds(text: str) -> float:
+    seconds = parse_seconds(text)
+    if seconds == 0:
+        raise ValueError(f"expected a time above 0, found {text!r}")
+    return seconds
+
+
+def _parse_optional_seconds(text: str) -> float | None:
+    return parse_seconds(text) if text else None
+
+
+def _parse_directory(text: str) -> str:
+    if "\0" in text:
+        raise ValueError(f"expected a directory, found {text!r}")
+    return os.path.abspath(os.path.expanduser(text)) if text else ""
+
+
+def _parse_choice(*choices: str) -> Callable[[str], str]:
+    def parse(text: str) -> str:
+        word = text.strip().lower()
+        if word not in choices:
+            expected = ", ".join(choice or "nothing" for choice in choices)
+            raise ValueError(f"expected one of {expected}, found {text!r}")
+        return word
+
+    return parse
+
+
+SETTINGS: tuple[Setting, ...] = (
+    Setting(
+        "dir",
+        "",
+        _parse_directory,
+        "Where the cache lives. Default: `ptocache` in the user's cache directory, `$XDG_CACHE_HOME` or `~/.cache`.",
+    ),
+    Setting(
+        "size_limit",
+        "5GiB",
+        parse_size,
+        "How large the cache may grow, in bytes or as `500MB`, `5GiB`. `0`: no limit.",
+    ),
+    Setting(
+        "disable",
+        "0",
+        parse_bool,
+        "`1`: compile every time; the cache is neither read nor written.",
+    ),
+    Setting(
+        "readonly",
+        "0",
+        parse_bool,
+        "`1`: use what is stored, store nothing new and change nothing in the directory.",
+    ),
+    Setting(
+        "lock_timeout",
+        "",
+        _parse_optional_seconds,
+        "How long to wait, in seconds or as `10m`, while another process compiles the same kernel; "
+        "then compile it here too. Default: the compile timeout.",
+    ),
+    Setting(
+        "compile_timeout",
+        "600",
+        _parse_positive_seconds,
+        "How long one tool of the pipeline may run, in seconds or as `10m`, before it is ended.",
+    ),
+    Setting(
+        "toolchain",
+        "",
+        _parse_choice("", "emulated"),
+        "`emulated`: compile with the emulated CANN install. Empty: with the installed tools.",
+    ),
+    Setting(
+        "keep_temps",
+        "0",
+        parse_bool,
+        "`1`: keep the directory in which a kernel was compiled, and log where it is.",
+    ),
+    Setting(
+        "log",
+        "",
+        _parse_choice("", "debug", "info", "warning", "error"),
+        "`debug`, `info`, `warning` or `error`: write the log to standard error from that level on. "
+        "Empty: leave it to the program's own logging.",
+    ),
+)
+
+
+def config_path(environ: Mapping[str, str] | None = None) -> str:
+    """Where the configuration file would be: `$XDG_CONFIG_HOME/ptocache/config.toml`, else below `~/.config`."""
+    environ = os.environ if environ is None else environ
+    base = environ.get("XDG_CONFIG_HOME") or os.path.join(_home(environ), ".config")
+    return os.path.join(base, "ptocache", "config.toml")
+
+
+def default_directory(environ: Mapping[str, str] | None = None) -> str:
+    """Where the cache lives if nothing else is said, as an absolute path."""
+    environ = os.environ if environ is None else environ
+    base = environ.get("XDG_CACHE_HOME") or os.path.join(_home(environ), ".cache")
+    return os.path.join(os.path.abspath(base), "ptocache")
+
+
+def _home(environ: Mapping[str, str]) -> str:
+    """The home directory; without one (a container's numeric user), one below /tmp that is this user's own."""
+    home = environ.get("HOME") or os.path.expanduser("~")
+    return home if os.path.isabs(home) else f"/tmp/ptocache-{os.getuid()}"  # noqa: S108 - made with mode 0700
+
+
+def _read_config(path: str) -> dict[str, object]:
+    try:
+        with open(path, "rb") as file:
+            text = file.read()
+    except (FileNotFoundError, NotADirectoryError):
+        return {}
+    except OSError as error:
+        raise SettingsError(f"{path}: the configuration file cannot be read: {error.strerror}") from error
+    try:
+        import tomllib  # only a user with such a file pays for it
+    except ModuleNotFoundError:  # Python 3.10
+        import tomli as tomllib
+    try:
+        configured: dict[str, object] = tomllib.loads(text.decode())
+    except ValueError as error:
+        raise SettingsError(f"{path}: the configuration file is not TOML: {error}") from error
+    unknown = sorted(set(configured) - set(Settings._fields))
+    if unknown:
+        known = ", ".join(Settings._fields)
+        raise SettingsError(f"{path}: unknown setting {unknown[0]!r}: known are {known}")
+    return configured
