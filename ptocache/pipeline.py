@@ -1,0 +1,224 @@
+"""The stages of the pipeline, for a given toolchain: lower, assemble, link, extract, check."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shlex
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from ptocache.aibin import check_device_binary, extract_aicore_binary
+from ptocache.errors import (
+    FrontendUnavailableError,
+    LoweringError,
+    PtocacheError,
+    SourceError,
+    SourceImportError,
+    ToolError,
+    ToolNotFoundError,
+    describe_exit,
+    explained,
+)
+from ptocache.log import get_logger
+from ptocache.process import Completed, run_tool
+from ptocache.ptodsl_compile import FRONTEND_UNAVAILABLE, LOWERING_FAILED, SOURCE_NOT_IMPORTED
+from ptocache.request import CompileRequest
+from ptocache.source import Kernel
+from ptocache.tools import Toolchain, python_path
+
+#: The pipeline's messages come from the module that people know: the one with TileLang's name.
+logger = get_logger("ptocache.pto_toolchain")
+
+#: What makes bisheng link a fat object alone into a shared image (TileLang's documented value).
+BISHENG_FATOBJ_LINK_FLAGS = ("-fPIC", "-shared", "--cce-fatobj-link")
+
+_SCRIPT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "ptodsl_compile.py")
+
+# Of Python's own variables the frontend gets those that say where its modules are. The others (PYTHONOPTIMIZE,
+# PYTHONWARNINGS, PYTHONINSPECT, …) change how a program runs, and a kernel must not depend on the caller's.
+_PYTHON_VARIABLES = frozenset({"PYTHONHOME", "PYTHONUSERBASE", "PYTHONNOUSERSITE", "PYTHONPLATLIBDIR"})
+
+_FRONTEND_ERRORS: dict[int, tuple[type[ToolError], str]] = {
+    FRONTEND_UNAVAILABLE: (
+        FrontendUnavailableError,
+        "the PTODSL frontend cannot be imported: install ptodsl for this Python, or pass --emulate",
+    ),
+    SOURCE_NOT_IMPORTED: (SourceImportError, "the PTODSL source cannot be imported"),
+    LOWERING_FAILED: (LoweringError, "the PTODSL source was imported, and lowering it to MLIR failed"),
+}
+
+
+class Run(NamedTuple):
+    """How tools are run.
+
+    Attributes:
+        environ: their environment.
+        timeout: how long one may take, in seconds.
+        verbose: whether to log each command, its time and its output.
+    """
+
+    environ: Mapping[str, str]
+    timeout: float
+    verbose: bool = False
+
+    def tool(self, tool: str, command: Sequence[str], out: str) -> Completed:
+        """Run one tool that is to write the file `out`, whatever its exit status."""
+        # What an earlier run left at this place must not pass for the output of this one.
+        with explained(PtocacheError, f"{out}: the output of {tool} cannot be written"), _ignoring_absence():
+            os.unlink(out)
+        completed = run_tool(tool, command, environ=self.environ, cwd=os.path.dirname(out), timeout=self.timeout)
+        if self.verbose:
+            logger.info("%s took %.3f s: %s", tool, completed.seconds, shlex.join(command))
+            for text in (completed.stdout, completed.stderr):
+                if text.strip():
+                    logger.info("%s says:\n%s", tool, text.rstrip())
+        return completed
+
+
+def lower(run: Run, source: str, kernel_names: Sequence[str], source_path: str, out: str) -> None:
+    """Write the MLIR text of the named kernels of a PTODSL source.
+
+    Args:
+        run: how to run the frontend.
+        source: the module's text.
+        kernel_names: the Python names of the kernels.
+        source_path: where to write the text, so that tracebacks and the tracer find it.
+        out: where to write the MLIR.
+
+    Raises:
+        FrontendUnavailableError, SourceImportError, LoweringError: see there.
+        ToolError: the frontend's process failed in another way, or wrote nothing.
+    """
+    names = list(kernel_names)
+    if not names or not all(isinstance(name, str) and name.isidentifier() for name in names):
+        raise SourceError(f"expected the names of the kernels to lower, found {names!r}")
+    if not sys.executable:
+        raise ToolNotFoundError("this Python does not know its own path, so the frontend cannot be started with it")
+    source_path, out = os.path.abspath(source_path), os.path.abspath(out)
+    with (
+        explained(PtocacheError, f"{source_path}: the source cannot be written"),
+        open(source_path, "w", encoding="utf-8", newline="") as file,
+    ):
+        file.write(source)
+    command = [sys.executable, _SCRIPT, source_path, json.dumps(names), out]
+    completed = run._replace(environ=_frontend_environ(run.environ)).tool("frontend", command, out)
+    if completed.returncode in _FRONTEND_ERRORS:
+        kind, summary = _FRONTEND_ERRORS[completed.returncode]
+        raise _failure(kind, f"{summary} (kernels: {', '.join(names)})", "frontend", command, completed)
+    _check_output("frontend", command, completed, out)
+
+
+def assemble(run: Run, ptoas: str, pto_path: str, out: str, arch: str, flags: Sequence[str]) -> None:
+    """Assemble MLIR text into a device fat object; raises `ToolError`."""
+    out = os.path.abspath(out)
+    command = [ptoas, f"--pto-arch={arch}", *flags, os.path.abspath(pto_path), "-o", out]
+    _check_output("ptoas", command, run.tool("ptoas", command, out), out)
+
+
+def link(run: Run, bisheng: str, fatobj_path: str, out: str) -> None:
+    """Link a fat object alone into a shared image that carries the device binary; raises `ToolError`."""
+    out = os.path.abspath(out)
+    command = [bisheng, *BISHENG_FATOBJ_LINK_FLAGS, os.path.abspath(fatobj_path), "-o", out]
+    _check_output("bisheng", command, run.tool("bisheng", command, out), out)
+
+
+def extract(image_path: str, kernels: Sequence[Kernel]) -> bytes:
+    """Take the device binary out of an image and check that the runtime would load it for these kernels.
+
+    Raises:
+        ImageError: the image carries none.
+        DeviceBinaryError: what it carries is not one, or lacks a kernel.
+    """
+    aibin = extract_aicore_binary(image_path)
+    check_device_binary(aibin, [kernel.symbol for kernel in kernels if kernel.symbol is not None])
+    return aibin
+
+
+class Stages(NamedTuple):
+    """The pipeline for one request, in two steps: between them a cache may know the lowered text.
+
+    Attributes:
+        run: how to run the tools.
+        tools: where they are.
+        request: what to compile.
+        kernels: the kernels of its source.
+        work: a directory for the files between the stages.
+    """
+
+    run: Run
+    tools: Toolchain
+    request: CompileRequest
+    kernels: Sequence[Kernel]
+    work: str
+
+    def lower(self) -> str:
+        """Lower the source and return the path of the MLIR text."""
+        path = os.path.join(self.work, "kernel.pto")
+        names = [kernel.name for kernel in self.kernels]
+        lower(self.run, self.request.source, names, os.path.join(self.work, "kernel.ptodsl.py"), path)
+        return path
+
+    def build(self, pto_path: str) -> bytes:
+        """Assemble, link, extract and check: from the MLIR text's path to the device binary."""
+        fatobj_path, image_path = (os.path.join(self.work, name) for name in ("kernel.fatobj.o", "lib_kernel.so"))
+        assemble(self.run, self.tools.ptoas, pto_path, fatobj_path, self.request.arch, self.request.flags)
+        link(self.run, self.tools.bisheng, fatobj_path, image_path)
+        return extract(image_path, self.kernels)
+
+
+@contextlib.contextmanager
+def work_directory(keep: bool) -> Iterator[str]:
+    """A directory for the files between the stages, removed at the end unless it is to be kept."""
+    with explained(PtocacheError, "no directory for temporary files can be made (set TMPDIR)"):
+        work = tempfile.mkdtemp(prefix="ptocache-")
+    try:
+        yield work
+    finally:
+        if keep:
+            logger.warning("PTOCACHE_KEEP_TEMPS: the files of this compilation are in %s", work)
+        else:
+            shutil.rmtree(work, ignore_errors=True)
+
+
+def _ignoring_absence() -> contextlib.AbstractContextManager[None]:
+    return contextlib.suppress(FileNotFoundError)
+
+
+def _frontend_environ(environ: Mapping[str, str]) -> dict[str, str]:
+    kept = {
+        name: value for name, value in environ.items() if not name.startswith("PYTHON") or name in _PYTHON_VARIABLES
+    }
+    # Neither the caller's locale nor its hash seed may show in the text.
+    return kept | {
+        "PYTHONPATH": os.pathsep.join(python_path(environ)),
+        "PYTHONHASHSEED": "0",
+        "PYTHONUTF8": "1",
+    }
+
+
+def _check_output(tool: str, command: Sequence[str], completed: Completed, out: str) -> None:
+    if completed.returncode != 0:
+        summary = f"{tool} failed: {describe_exit(completed.returncode)}"
+    elif not os.path.isfile(out):
+        summary = f"{tool} ended with exit status 0 and wrote no {out}"
+    elif os.path.getsize(out) == 0:
+        summary = f"{tool} ended with exit status 0 and left {out} empty"
+    else:
+        return
+    raise _failure(ToolError, summary, tool, command, completed)
+
+
+def _failure(kind: type[ToolError], summary: str, tool: str, command: Sequence[str], completed: Completed) -> ToolError:
+    return kind(
+        summary,
+        tool=tool,
+        command=command,
+        returncode=completed.returncode,
+        stdout=completed.stdout,
+        stderr=completed.stderr,
+    )
