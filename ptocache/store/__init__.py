@@ -1,0 +1,1 @@
+"""Where device binaries are kept: one small interface, a module a tier."""

@@ -1,0 +1,71 @@
+"""The tiers in order, as one store that never fails: here, and only here, a fault of a cache becomes a miss."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from ptocache.log import get_logger
+from ptocache.request import Key
+from ptocache.store.entry import Entry, Tier
+
+if TYPE_CHECKING:
+    from ptocache.counters import Counters
+
+
+class Found(NamedTuple):
+    """An entry, and the name of the tier that had it."""
+
+    entry: Entry
+    origin: str
+
+
+class Store:
+    """Looks in one tier after the other, and keeps in the nearer ones what a farther one had.
+
+    Args:
+        tiers: the nearest first.
+        counters: where errors are counted.
+    """
+
+    def __init__(self, tiers: Sequence[Tier], counters: Counters) -> None:
+        self._tiers = tuple(tiers)
+        self._counters = counters
+        self._warned: set[str] = set()
+
+    def get(self, key: Key) -> Found | None:
+        """The entry under a key, from the nearest tier that has it."""
+        for position, tier in enumerate(self._tiers):
+            try:
+                entry = tier.get(key)
+            except Exception as error:  # noqa: BLE001 - a cache may fail in any way; the compilation does not
+                self._report(tier, "read", error)
+                continue
+            if entry is not None:
+                self._put(self._tiers[:position], [key], entry)
+                return Found(entry, tier.name)
+        return None
+
+    def put(self, keys: Sequence[Key], entry: Entry) -> None:
+        """Keep an entry in all tiers."""
+        self._put(self._tiers, keys, entry)
+
+    def _put(self, tiers: Sequence[Tier], keys: Sequence[Key], entry: Entry) -> None:
+        for tier in tiers:
+            try:
+                tier.put(keys, entry)
+            except Exception as error:  # noqa: BLE001
+                self._report(tier, "write", error)
+
+    def _report(self, tier: Tier, doing: str, error: Exception) -> None:
+        self._counters.add("errors")
+        logger = get_logger(__name__)
+        log = logger.debug if tier.name in self._warned else logger.warning
+        self._warned.add(tier.name)
+        log(
+            "the %s cache cannot be used (%s: %s); kernels are compiled all the same. "
+            "See that PTOCACHE_DIR names a directory that you can write to, with free space.",
+            tier.name,
+            doing,
+            str(error) or type(error).__name__,
+        )
