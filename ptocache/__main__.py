@@ -1,0 +1,5 @@
+"""`python -m ptocache` is the `ptocache` command."""
+
+from ptocache.cli import main
+
+raise SystemExit(main())

@@ -1,0 +1,119 @@
+"""The `ptocache` command: one module a subcommand, loaded only when it is the one that is asked for.
+
+Exit statuses: 0, done; 1, the job failed; 2, wrong use; 130 and 143, interrupted by SIGINT and SIGTERM.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from types import FrameType
+from typing import NoReturn
+
+import ptocache
+from ptocache.errors import PtocacheError, SettingsError
+from ptocache.log import log_to_stderr
+
+#: The subcommands, in the order of the help, with what each does.
+COMMANDS = {
+    "compile": "compile a PTODSL source, or take the result from the cache",
+    "stats": "show what the cache holds and what it was good for",
+    "clear": "remove everything from the cache",
+    "emulator": "write an emulated CANN install, for machines without one",
+}
+
+_USAGE = f"""\
+usage: ptocache COMMAND [options]
+
+A compilation cache for PTO kernels on Ascend NPUs.
+
+commands:
+{chr(10).join(f"  {name:10}{text}" for name, text in COMMANDS.items())}
+
+options:
+  -h, --help  show this, or after a command, that command's help
+  --version   show the version
+
+Settings come from the environment (PTOCACHE_DIR, …) and ~/.config/ptocache/config.toml; see the README.
+A first try, on any machine:  ptocache compile examples/vector_add.py --emulate
+"""
+
+
+class UsageError(Exception):
+    """The command was called in a way that cannot work: exit status 2."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command.
+
+    Args:
+        argv: the arguments; `sys.argv[1:]` by default.
+
+    Returns:
+        The exit status.
+    """
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    name = arguments[0] if arguments else ""
+    if name in {"-h", "--help"}:
+        return _print(_USAGE)
+    if name == "--version":
+        return _print(f"ptocache {ptocache.__version__}\n")
+    if name not in COMMANDS:
+        problem = f"there is no command {name!r}" if name else "a command is missing"
+        sys.stderr.write(f"ptocache: {problem}: expected {', '.join(COMMANDS)} (see ptocache --help)\n")
+        return 2
+    module = import_module(f"ptocache.cli.{name}")
+    parser = argparse.ArgumentParser(
+        prog=f"ptocache {name}",
+        description=module.__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    module.add_arguments(parser)
+    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    try:
+        options = parser.parse_args(arguments[1:])
+    except SystemExit as exit_:  # argparse has printed the help (0) or what is wrong (2)
+        return int(exit_.code or 0)
+    return _run(module.run, options)
+
+
+def _run(run: Callable[[argparse.Namespace], int], options: argparse.Namespace) -> int:
+    # By default SIGTERM ends a process without its `finally` blocks: temporary files and tools would stay.
+    signal.signal(signal.SIGTERM, _terminate)
+    log_to_stderr("warning")
+    try:
+        status = run(options)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # Whoever read the output has seen enough. What Python would still flush at exit goes nowhere.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except KeyboardInterrupt:
+        return _fail("interrupted", 130)
+    except (UsageError, SettingsError) as error:
+        return _fail(error, 2, options.debug)
+    except (PtocacheError, OSError) as error:
+        return _fail(error, 1, options.debug)
+    return status
+
+
+def _fail(message: object, status: int, debug: bool = False) -> int:
+    if debug:
+        import traceback
+
+        traceback.print_exc()
+    sys.stderr.write(f"ptocache: {message}\n")
+    return status
+
+
+def _print(text: str) -> int:
+    sys.stdout.write(text)
+    return 0
+
+
+def _terminate(number: int, _frame: FrameType | None) -> NoReturn:
+    raise SystemExit(128 + number)

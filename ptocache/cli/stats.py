@@ -1,0 +1,88 @@
+"""Show what the cache holds and what it was good for.
+
+Requests are hits and misses; a miss is a compilation or a failure. The numbers are those of all processes that
+used this cache directory, up to their last few seconds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import NamedTuple
+
+from ptocache.cli.text import bytes_text, plural, seconds_text
+from ptocache.frontend import CompileCache
+
+
+class Statistics(NamedTuple):
+    """The numbers of a cache, under the names that `--json` prints. Sizes are in bytes, times in seconds."""
+
+    directory: str
+    entries: int
+    bytes: int
+    limit_bytes: int
+    requests: int
+    hits: dict[str, int]
+    misses: int
+    compiles: int
+    failures: int
+    errors: int
+    seconds_compiling: float
+    seconds_saved: float
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    parser.add_argument("--json", action="store_true", help="print the numbers as one JSON object")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Run the command and return its exit status."""
+    with CompileCache() as cache:
+        statistics = collect(cache)
+    if options.json:
+        import json
+
+        sys.stdout.write(json.dumps(statistics._asdict()) + "\n")
+    else:
+        sys.stdout.write(_page(statistics))
+    return 0
+
+
+def collect(cache: CompileCache) -> Statistics:
+    """Gather the statistics of a cache."""
+    entries, used = cache.local.usage()
+    totals = cache.counters.totals()
+    hits = {tier: int(totals[f"hits.{tier}"]) for tier in ("memory", "local", "shared")}
+    misses = int(totals["misses"])
+    return Statistics(
+        directory=cache.settings.dir,
+        entries=entries,
+        bytes=used,
+        limit_bytes=cache.settings.size_limit,
+        requests=sum(hits.values()) + misses,
+        hits=hits,
+        misses=misses,
+        compiles=int(totals["compiles"]),
+        failures=int(totals["failures"]),
+        errors=int(totals["errors"]),
+        seconds_compiling=round(totals["seconds_compiling"], 3),
+        seconds_saved=round(totals["seconds_saved"], 3),
+    )
+
+
+def _page(numbers: Statistics) -> str:
+    limit = f" of {bytes_text(numbers.limit_bytes)}" if numbers.limit_bytes else ", no limit"
+    hits = sum(numbers.hits.values())
+    share = f" ({hits / numbers.requests:.0%})" if numbers.requests else ""
+    tiers = ", ".join(f"{count} {tier}" for tier, count in numbers.hits.items())
+    rows = (
+        ("directory", numbers.directory),
+        ("size", f"{plural(numbers.entries, 'entry')}, {bytes_text(numbers.bytes)}{limit}"),
+        ("requests", numbers.requests),
+        ("hits", f"{hits}{share}: {tiers}"),
+        ("misses", f"{numbers.misses}: {numbers.compiles} compiled, {numbers.failures} failed"),
+        ("time compiling", seconds_text(numbers.seconds_compiling)),
+        ("time saved", seconds_text(numbers.seconds_saved)),
+    )
+    return "".join(f"{name:16}{value}\n" for name, value in rows)
