@@ -24,7 +24,7 @@ module attributes {pto.target_arch = "a5"} {
     %1:2 = "pto.make_mask"(%0) {arg0 = f32} : (i32) -> (!pto.mask<b32>, i32)
     %2 = scf.for %arg2 = %0 to %arg1 step %0 iter_args(%arg3 = %1#1) -> (i32) : i32 {
       "pto.vecscope"() ({
-        %3 = "pto.vlds"(%arg0, %arg2) {dist = "NORM", n = [1, #pto.operand<1>]} : (!pto.ptr<f32, gm>, i32) -> !pto.vreg<64xf32>
+        %3 = "pto.vlds"(%arg0, %arg2) {dist = "NORM", n = [1, #pto.operand<1>]} : (!pto.ptr<f32, gm>, i32) -> f32
       }) : () -> ()
       scf.yield %arg3 : i32
     }
@@ -75,7 +75,9 @@ def contents(data: bytes, section: str) -> bytes:
 
 # Texts that ptoas refuses: (what it is, what to replace in TEXT, by what, the diagnostic)
 MALFORMED = [
-    ("undeclared value", '"pto.make_mask"(%0)', '"pto.make_mask"(%9)', "k.pto:4:28: error: use of undeclared SSA value name '%9'"),
+    ("two types for one value", "-> (i32) : i32 {", "-> (i32, i32) : i32 {", "scf.for carries 1 values"),
+    ("another type is carried", "-> (i32) : i32 {", "-> (f32) : i32 {", "use of %1#1 as f32"),
+    ("undeclared", 'make_mask"(%0)', 'make_mask"(%9)', "k.pto:4:28: error: use of undeclared SSA value name '%9'"),
     ("value of an inner region", "scf.if %2", "scf.if %3", "k.pto:11:12: error: use of undeclared SSA value name '%3'"),
     ("value of itself", "%0 = arith.constant 5", '%0 = "pto.f"(%0)', "use of undeclared SSA value name '%0'"),
     ("redefinition", "%1:2 =", "%0:2 =", "k.pto:4:5: error: redefinition of SSA value '%0'"),
@@ -83,12 +85,12 @@ MALFORMED = [
     ("result that is not there", "%1#1", "%1#2", "'%1' has only 2 results"),
     ("too many results", "%1:2 =", "%1:3 =", '"pto.make_mask" has 2 results, and 3 are named'),
     ("too few operands", "make_mask\"(%0)", "make_mask\"()", '"pto.make_mask" has 0 operands, and its signature 1'),
-    ("other type", "(i32) -> (!pto.mask", "(i64) -> (!pto.mask", "use of %0 as i64" ""),
+    ("other type", "(i32) -> (!pto.mask", "(i64) -> (!pto.mask", "use of %0 as i64, but it was defined as i32"),
     ("open region", "    return\n  }\n}\n", "    return\n", "expected '}' to close this region"),
-    ("one brace too many", "    return\n  }\n}\n", "    return\n  }\n}\n}\n", "expected 'module' or 'func.func', found '}'"),
+    ("one brace too many", "    return\n  }\n}\n", "    return\n  }\n}\n}\n", "'func.func', found '}'"),
     ("open string", '"NORM"', '"NORM', "error: unterminated string"),
     ("stray character", "%0 = arith", "%0 = ` arith", "unexpected character '`'"),
-    ("unbalanced bracket", "-> (i32) : i32 {", "-> (i32] : i32 {", "unbalanced ']'"),
+    ("unbalanced bracket", "-> (i32) : i32 {", "-> (i32] : i32 {", "expected ')', found ']'"),
     ("open list", "[1, #pto.operand<1>]", "[1, #pto.operand<1>", "expected ','"),
     ("duplicate attribute", "n = [1", 'dist = "X", n = [1', "duplicate attribute 'dist'"),
     ("no signature", '{pipe = #pto.Pipe.ALL} : () -> ()', "{pipe = #pto.Pipe.ALL}", "expected ':'"),
@@ -96,9 +98,10 @@ MALFORMED = [
     ("unknown dialect", '"pto.barrier"() {', '"cuda.barrier"() {', "unregistered operation 'cuda.barrier'"),
     ("not an operation", "    return\n", "    return\n    42\n", "expected an operation, found '42'"),
     ("no kernel", " attributes {pto.aicore}", "", "k.pto:1:1: error: no kernel"),
-    ("call of nothing", "    return\n", "    func.call @g() : () -> ()\n    return\n", "'g' does not reference a function"),
+    ("call of nothing", "    return\n", "    func.call @g() : () -> ()\n    return\n", "'g' does not reference"),
+    ("generic call of nothing", '"pto.barrier"() :', '"func.call"() {callee = @g} :', "'g' does not reference"),
     ("cut in the middle", TEXT[300:], "", "error: "),
-    ("prose", TEXT, "This is not MLIR.\n", "k.pto:1:1: error: expected 'module' or 'func.func', found 'This'"),
+    ("prose", TEXT, "This is no MLIR\n", "k.pto:1:1: error: expected 'module' or 'func.func', found 'This'"),
     ("empty", TEXT, "", "k.pto:1:1: error: no kernel"),
 ]  # fmt: skip
 
@@ -134,7 +137,7 @@ WELL_FORMED = [
     ("declaration", "module { func.func private @g(i32)\n func.func @k() attributes {pto.aicore} { return } }"),
     (
         "custom forms",
-        "func.func @k(%a: i32) attributes {pto.aicore} {\n pto.f %a, %a {x = 1} : i32\n %1 = pto.g %a : i32\n return\n}",
+        "func.func @k(%a: i32) attributes {pto.aicore} {\n pto.f %a, %a {x = 1}\n %1 = pto.g %a : i32\n return\n}",
     ),
     ("blocks", "func.func @k() attributes {pto.aicore} {\n^bb0:\n cf.br ^bb1\n^bb1:\n return\n}"),
     ("two regions", 'func.func @k() attributes {pto.aicore} {\n "pto.f"() ({\n}, {\n}) : () -> ()\n return\n}'),
@@ -163,7 +166,7 @@ COMMAND_LINES = [
 
 
 @pytest.mark.parametrize(
-    ("arguments", "diagnostic"), [row[1:] for row in COMMAND_LINES], ids=[r[0] for r in COMMAND_LINES]
+    ("arguments", "diagnostic"), [row[1:] for row in COMMAND_LINES], ids=[x[0] for x in COMMAND_LINES]
 )
 def test_ptoas_refuses_wrong_use(arguments: list[str], diagnostic: str, install: Path, tmp_path: Path) -> None:
     (tmp_path / "k.pto").write_text(TEXT)

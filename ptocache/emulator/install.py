@@ -12,7 +12,6 @@ import hashlib
 import os
 import re
 import shlex
-import shutil
 import stat
 import sys
 from collections.abc import Iterator, Mapping
@@ -79,8 +78,10 @@ def ensure_install(cann_version: str = DEFAULT_CANN_VERSION) -> Path:
     """
     payload = _payload()
     name = f"{_checked(cann_version)}-{_digest(payload)[:12]}"
-    base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-    root = os.path.join(os.path.abspath(base), "ptocache-emulator", name)
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    if not os.path.isabs(base):  # as the XDG specification has it
+        base = os.path.join(os.path.expanduser("~"), ".cache")
+    root = os.path.join(base, "ptocache-emulator", name)
     if os.path.isabs(base):
         if _is_current(root, _files(cann_version, root, payload)):
             return Path(root)
@@ -187,6 +188,8 @@ def _place(root: str, files: Mapping[str, bytes]) -> None:
     if not _is_vacant(root):
         _update(root, files)
         return
+    import shutil  # 5 ms, and an install is rarely new
+
     scratch = f"{root}.{os.getpid()}.{os.urandom(4).hex()}.tmp"
     try:
         os.mkdir(scratch)
@@ -271,7 +274,8 @@ def _replacing(place: str) -> Iterator[str]:
 
 def _private_install(cann_version: str) -> Path:
     """An install for this process alone."""
-    import atexit
+    import atexit  # only where the usual place cannot be written
+    import shutil
     import tempfile
 
     for root in _private:

@@ -10,17 +10,20 @@ The grammar, a small regular part of MLIR's (`?` optional, `*` repeated, `|` or)
     region     := `{` (label | operation)* `}`
     label      := `^name` (`(` parameters `)`)? `:`
     parameters := `%name` `:` type dict? (`,` ...)*
-    operation  := (results `=`)? (generic | custom)
+    operation  := (results `=`)? (generic | for | if | custom)
     results    := `%name` (`:` count)? (`,` ...)*
     generic    := `"dialect.name"` `(` values `)` (`<` dict `>`)? (`(` region (`,` region)* `)`)? dict? `:` signature
     signature  := `(` types `)` `->` (type | `(` types `)`)
-    custom     := `dialect.name` token* (region | dict | token)*     up to the end of the line
+    for        := `scf.for` `%name` `=` value `to` value `step` value carried? (`:` type)? region dict?
+    carried    := `iter_args` `(` `%name` `=` value (`,` ...)* `)` `->` types
+    if         := `scf.if` value (`->` types)? region (`else` region)? dict?
+    custom     := `dialect.name` (region | dict | token)*     up to the end of the line
     dict       := `{` (key (`=` attribute)?) (`,` ...)* `}`
 
 A generic operation is checked in full: its values are defined, there are as many of them as the signature says,
-and of the types that they were defined with. A custom one (`scf.for`, `arith.constant`, `return`, and what people
-write by hand) ends with its line; its values must be defined, its brackets must balance, and a `%name =` inside it
-names an argument of its region. Comments, blank lines and `loc(...)` say nothing about the program: they are
+and of the types that they were defined with. A custom one (`arith.constant`, `return`, and what people write by hand)
+ends with its line; its values must be defined, its brackets must balance, and a `%name =` inside it names an argument
+of its region. Comments, blank lines and `loc(...)` say nothing about the program: they are
 dropped, and so is all white space. What is left, `Module.words`, is the program.
 """
 
@@ -327,6 +330,7 @@ class _Parser:
     def operation(self) -> int:
         """One operation; how many it is, with what is nested in it."""
         results: list[tuple[Token, int]] = []
+        types: list[str] | None
         if self.token.kind == "value":
             results.append(self.result())
             while self.accept(","):
@@ -335,8 +339,10 @@ class _Parser:
         name = self.token
         if name.kind == "string":
             nested, types = self.generic()
+        elif name.text in ("scf.for", "scf.if"):
+            nested, types = self.loop() if name.text == "scf.for" else self.branch()
         elif name.kind == "id":
-            nested, types = self.custom(), None
+            nested, types = self.custom()
         else:
             raise self.error(f"expected an operation, found {self.found()}")
         wanted = sum(count for _, count in results)
@@ -379,23 +385,69 @@ class _Parser:
             while self.accept(","):
                 nested += self.region({})
             self.expect(")")
-        if self.token.text == "{":
-            self.dictionary()
+        attributes = self.dictionary() if self.token.text == "{" else {}
+        if "callee" in attributes:
+            self.calls.append((attributes["callee"][1:].strip('"'), name.offset))
         self.expect(":")
         signature = self.token
         self.expect("(")
         types = [] if self.accept(")") else self.list_of_types()
         if len(types) != len(operands):
             raise self.error(f"{name.text} has {len(operands)} operands, and its signature {len(types)}", signature)
-        for (token, defined), type_ in zip(operands, types):  # noqa: B905 - the lengths were just compared
-            if defined and defined != type_:
-                raise self.error(f"use of {token.text} as {type_}, but it was defined as {defined}", token)
+        self.check_types(operands, types)
         self.expect("->")
         return nested, self.types()
 
-    def custom(self) -> int:
-        """An operation in a custom form: tokens up to the end of the line; how many are nested in it."""
+    def loop(self) -> tuple[int, list[str]]:
+        """An `scf.for`; how many operations are nested in it, and its result types."""
+        self.take()
+        names, types = [self.binding()], []
+        initial: list[tuple[Token, str]] = []
+        for word in ("to", "step", ""):
+            self.use()
+            if word:
+                self.expect(word)
+        if self.accept("iter_args"):
+            self.expect("(")
+            while not self.accept(")"):
+                if initial:
+                    self.expect(",")
+                names.append(self.binding())
+                initial.append((self.token, self.use()))
+            arrow = self.expect("->")
+            types = self.types()
+            if len(types) != len(initial):
+                raise self.error(f"scf.for carries {len(initial)} values, and has {len(types)} types for them", arrow)
+            self.check_types(initial, types)
+        iv = self.type() if self.accept(":") else "index"
+        arguments = {token.text: [type_] for token, type_ in zip(names, [iv, *types])}  # noqa: B905 - see elf.py
+        if len(arguments) < len(names):
+            raise self.error("an argument of scf.for is named twice", names[0])
+        nested = self.region(arguments)
+        if self.token.text == "{":
+            self.dictionary()
+        return nested, types
+
+    def branch(self) -> tuple[int, list[str]]:
+        """An `scf.if`; how many operations are nested in it, and its result types."""
+        self.take()
+        self.use()
+        types = self.types() if self.accept("->") else []
+        nested = self.region({})
+        if self.accept("else"):
+            nested += self.region({})
+        if self.token.text == "{":
+            self.dictionary()
+        return nested, types
+
+    def custom(self) -> tuple[int, list[str] | None]:
+        """An operation in a custom form: tokens up to the end of the line.
+
+        Returns:
+            How many operations are nested in it, and its result types, where it is one that says them.
+        """
         name = self.take()
+        start = self.number
         self.check_name(name, name.text)
         arguments: dict[str, list[str]] = {}
         brackets: list[Token] = []
@@ -416,19 +468,27 @@ class _Parser:
                     self.calls.append((token.text[1:].strip('"'), token.offset))
                 if token.kind == "punctuation":
                     self.balance(brackets, token)
-        return nested
+        words = [token.text for token in self.tokens[start : self.number]]
+        if name.text != "arith.constant" or ":" not in words:
+            return nested, None
+        return nested, ["".join(words[len(words) - words[::-1].index(":") :])]
 
     def binding_or_use(self, arguments: dict[str, list[str]]) -> None:
         """A value inside a custom form: `%name =` names a region's argument, any other is a use."""
-        token = self.token
-        if self.tokens[self.number + 1].text != "=":
+        if self.tokens[self.number + 1].text == "=":
+            arguments[self.binding().text] = [""]
+        else:
             self.use()
-            return
-        self.take()
-        self.take()
-        if token.text in arguments or self.lookup(token.text) is not None:
+
+    def binding(self) -> Token:
+        """`%name =`, which names an argument of a region."""
+        token = self.take()
+        if token.kind != "value":
+            raise self.error(f"expected the name of an argument, found '{token.text}'", token)
+        if self.lookup(token.text) is not None:
             raise self.error(f"redefinition of SSA value '{token.text}'", token)
-        arguments[token.text] = [""]
+        self.expect("=")
+        return token
 
     def balance(self, brackets: list[Token], token: Token) -> None:
         """Follow the brackets of a custom form."""
@@ -438,6 +498,12 @@ class _Parser:
             if not brackets or _CLOSING[brackets[-1].text] != token.text:
                 raise self.error(f"unbalanced '{token.text}'", token)
             brackets.pop()
+
+    def check_types(self, values: list[tuple[Token, str]], types: list[str]) -> None:
+        """Values are used with the types that they were defined with; there are as many of both."""
+        for (token, defined), type_ in zip(values, types):  # noqa: B905 - see elf.py
+            if defined and defined != type_:
+                raise self.error(f"use of {token.text} as {type_}, but it was defined as {defined}", token)
 
     def check_name(self, token: Token, name: str) -> None:
         """An operation's name must be one of a known dialect; `return` and `call` are short forms."""

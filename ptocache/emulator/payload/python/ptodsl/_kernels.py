@@ -227,6 +227,8 @@ class Kernel(Function):
             attributes = self._attributes(mixed=self.is_mixed or {"cube", "vector"} <= unit.sections)
         finally:
             _units.pop()
+            if not self.is_entry:  # what a part of a kernel needs, the kernel needs
+                outer_sections |= unit.sections | {str(self._options.get("kernel_kind"))}
             unit.sections = outer_sections
         unit.add(
             self.name,
@@ -241,7 +243,7 @@ class Kernel(Function):
             attributes["pto.mixed"] = "unit"
         kind = self._options.get("kernel_kind")
         if kind is not None:
-            attributes["pto.kernel_kind"] = f"#pto.kernel_kind<{kind}>"
+            attributes["pto.kernel_kind"] = f"#pto.kernel_kind<{_attributes.key_text(str(kind))}>"
         for key, value in {**_DEFAULTS, **self._options}.items():
             if key not in _NOT_IN_TEXT and value is not None:
                 attributes[f"pto.{key}"] = _attributes.text(value, _name_text)
@@ -356,7 +358,9 @@ def merge(*kernels: Any) -> Module:
     for kernel in kernels:
         if not isinstance(kernel, Kernel):
             raise TypeError(f"pto.merge_jit_modules takes kernels, found a {type(kernel).__name__}")
-        kernel._check_entry("merge")
+        kernel._check_entry("merge_jit_modules")
+        if kernel._options.get("source") is not None:
+            raise ValueError(f"{kernel.name}: a kernel with source= is a module of its own, and cannot be merged")
     targets = sorted({kernel.target for kernel in kernels})
     if len(targets) > 1:
         raise ValueError(f"kernels for {' and '.join(targets)} cannot be in one module")
@@ -394,11 +398,5 @@ class Role(_record.Name):
         return Deferred(self._path, args, kwargs)
 
 
-def subkernel(role: str, function: Any, options: dict[str, Any]) -> Any:
-    """The sub-kernel that a decorator makes of a function."""
-    return SubKernel(function, role, options)
-
-
-_record.connect_decorator(subkernel)
 _record.DEFINED.update({"pto.section": section, "tl.mixed_kernel_section": section})
 sys.setrecursionlimit(max(sys.getrecursionlimit(), 10_000))  # a trace nests as deeply as the expressions of its source

@@ -15,7 +15,7 @@ from typing import Any
 from . import _attributes, _ir, _results
 from ._ir import Node
 from ._types import INDEX, OPAQUE, Type, named
-from ._values import Deferred, Number, Traced, Value, connect, node_of
+from ._values import Deferred, Number, Traced, Value, node_of
 
 
 class Symbol:
@@ -69,9 +69,9 @@ def lookup(space: str, name: str) -> Any:
 def call(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Record a call; outside of a kernel, keep it until one uses it, or take it as a decorator."""
     if not _ir.is_tracing():
-        kept = Deferred(name, args, kwargs)
-        is_decorator = len(args) == 1 and isinstance(args[0], FunctionType) and not kwargs
-        return Deferred(name, (), {})(args[0]) if is_decorator else kept
+        if len(args) == 1 and isinstance(args[0], FunctionType) and not kwargs:
+            return Deferred(name, (), {})(args[0])
+        return Deferred(name, args, kwargs)
     return record(name, args, kwargs)
 
 
@@ -139,8 +139,3 @@ def _function_region(function: Callable[..., Any]) -> _ir.Block:
         values = [] if result is None else list(result) if isinstance(result, (tuple, list)) else [result]
         _ir.emit("pto.yield", [node_of(value) for value in values], [])
     return block
-
-
-def connect_decorator(decorator: Callable[[str, Any, dict[str, Any]], Any]) -> None:
-    """Set what makes a sub-kernel of a function, when a call from outside of a kernel is used as a decorator."""
-    connect(record, decorator)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dis
 import sys
 from collections.abc import Callable, Iterator
-from types import TracebackType
+from types import FunctionType, TracebackType
 from typing import Any
 
 from . import _ir
@@ -80,13 +80,13 @@ class Value:
         return Member(self, name)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return _recorder("pto.value.call", (self, *args), kwargs)
+        return _call("pto.value.call", (self, *args), kwargs)
 
     def __getitem__(self, index: Any) -> Any:
-        return _recorder("pto.subscript", (self, index), {})
+        return _call("pto.subscript", (self, index), {})
 
     def __setitem__(self, index: Any, value: Any) -> None:
-        _recorder("pto.assign", (self, index, value), {})
+        _call("pto.assign", (self, index, value), {})
 
     def __iter__(self) -> Iterator[Any]:
         count = _targets(sys._getframe(1))
@@ -102,11 +102,10 @@ class Value:
 
     def __enter__(self) -> Value:
         operation = self._node().operation
-        if operation is None or operation.regions:
-            raise TypeError("this traced value is not a scope that `with` could enter, or was entered before")
         block = _ir.current()
-        if operation in block.operations:
-            block.operations.remove(operation)
+        if operation is None or operation.regions or operation not in block.operations:
+            raise TypeError("`with` cannot enter this traced value: it is no scope, was entered, or was made elsewhere")
+        block.operations.remove(operation)
         block.operations.append(operation)  # a scope starts where it is entered
         region = _ir.Block(block)
         region.optional = True
@@ -203,7 +202,7 @@ class Member(Value):
         return operation.results[0]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return _recorder(f"pto.value.{self._name}", (self._owner, *args), kwargs)
+        return _call(f"pto.value.{self._name}", (self._owner, *args), kwargs)
 
     def __getitem__(self, index: Any) -> Any:
         item = super().__getitem__(index)
@@ -218,7 +217,10 @@ class Member(Value):
 
 
 class Deferred(Value):
-    """A call that was made outside of any kernel; it is recorded in each kernel that uses it."""
+    """A call that was made outside of any kernel; it is recorded in each kernel that uses it.
+
+    It may be a scope, `with` of which records it then, or a decorator, which makes a sub-kernel.
+    """
 
     def __init__(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._name = name
@@ -227,16 +229,18 @@ class Deferred(Value):
         self._entered: list[Value] = []
 
     def _node(self) -> Node:
-        value = _recorder(self._name, self._args, self._kwargs)
+        value = _call(self._name, self._args, self._kwargs)
         if not isinstance(value, Value):
             raise TypeError(f"{self._name} gives a Python value here; use it inside a kernel")
         return value._node()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if len(args) == 1 and not kwargs and callable(args[0]) and not isinstance(args[0], Value):
-            given = {"arguments": self._args} if self._args else {}
-            return _decorator(self._name, args[0], {**given, **self._kwargs})
-        return super().__call__(*args, **kwargs)
+        if len(args) != 1 or kwargs or not isinstance(args[0], FunctionType):
+            return super().__call__(*args, **kwargs)
+        from ._kernels import SubKernel  # which is built on this module
+
+        given = {"arguments": self._args} if self._args else {}
+        return SubKernel(args[0], self._name, {**given, **self._kwargs})
 
     def __enter__(self) -> Value:
         self._entered.append(Traced(self._node()))
@@ -350,19 +354,8 @@ def _targets(frame: Any) -> int:
     return int(code[at + 1]) if dis.opname[code[at]] == "UNPACK_SEQUENCE" else 0
 
 
-def _no_recorder(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Stands in for `_record.record` until that module, which is built on this one, sets it."""
-    raise NotImplementedError(name)
+def _call(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Record a call; the module that knows how is built on this one."""
+    from ._record import record
 
-
-_recorder: Callable[[str, tuple[Any, ...], dict[str, Any]], Any] = _no_recorder
-_decorator: Callable[[str, Any, dict[str, Any]], Any] = _no_recorder
-
-
-def connect(
-    recorder: Callable[[str, tuple[Any, ...], dict[str, Any]], Any],
-    decorator: Callable[[str, Any, dict[str, Any]], Any],
-) -> None:
-    """Connect the modules that are built on this one: what records a call, and what makes a sub-kernel."""
-    global _recorder, _decorator
-    _recorder, _decorator = recorder, decorator
+    return record(name, args, kwargs)
