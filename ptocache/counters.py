@@ -27,6 +27,7 @@ NAMES = (
     "misses",
     "compiles",
     "failures",
+    "failures_remembered",
     "errors",
     "seconds_compiling",
     "seconds_saved",

@@ -44,7 +44,11 @@ class ToolError(PtocacheError):
         returncode: the exit status; negative for a signal, as in `subprocess`; `None` if it was stopped.
         stdout: all that the tool wrote there.
         stderr: all that the tool wrote there.
+        summary: what went wrong, without the tool's own words.
+        remembered: whether this is an earlier failure of the same compilation, and no tool was run now.
     """
+
+    remembered = False
 
     def __init__(
         self,
@@ -56,6 +60,7 @@ class ToolError(PtocacheError):
         stdout: str = "",
         stderr: str = "",
     ) -> None:
+        self.summary = summary
         self.tool = tool
         self.command = list(command)
         self.returncode = returncode

@@ -19,16 +19,30 @@ from types import TracebackType
 from typing import TYPE_CHECKING, NamedTuple
 
 from ptocache.counters import Counters
-from ptocache.errors import PtocacheError
-from ptocache.log import log_to_stderr
-from ptocache.request import ARCHS, CompileRequest, Key, make_key, make_request, pto_parts, source_parts
+from ptocache.digests import Digests
+from ptocache.errors import PtocacheError, ToolError
+from ptocache.inputs import Checker, Inputs, Unstable, Variable, encode_inputs, read_report
+from ptocache.log import get_logger, log_to_stderr
+from ptocache.mlir import text_for_key
+from ptocache.request import (
+    ARCHS,
+    CompileRequest,
+    Key,
+    key_flags,
+    make_key,
+    make_request,
+    pto_parts,
+    source_digest,
+    source_parts,
+)
 from ptocache.settings import Settings
 from ptocache.stamp import RECHECK_SECONDS, Stamp, make_stamp
-from ptocache.store.entry import Action, Entry, make_entry
+from ptocache.store.entry import Action, Entry, json_bytes, make_entry
+from ptocache.store.failures import Failures, will_repeat
 from ptocache.store.local import LocalTier
 from ptocache.store.memory import MemoryTier
 from ptocache.store.tiers import Store
-from ptocache.tools import TOOL_VARIABLES, Toolchain, locate, tool_environ
+from ptocache.tools import TOOL_VARIABLES, Toolchain, import_roots, locate, tool_environ
 
 if TYPE_CHECKING:
     from ptocache.pipeline import Stages
@@ -87,6 +101,8 @@ class CompileCache:
         self.local = LocalTier(self.settings.dir, self.settings.size_limit, self.settings.readonly)
         self.counters = Counters(self.settings.dir, self.settings.readonly)
         self._store = Store([MemoryTier(), self.local], self.counters)
+        self._failures = Failures(self.settings.dir, self.settings.failure_ttl, self.settings.readonly)
+        self._digests = Digests(self.settings.dir, self.settings.readonly)
         self._identified: _Identified | None = None
 
     def __enter__(self) -> CompileCache:
@@ -128,72 +144,152 @@ class CompileCache:
             ImageError: the linked image carries no device binary.
             DeviceBinaryError: the device binary is not one for these kernels.
         """
-        job = self._accept(source, arch, flags, verbose)
+        job = self.prepare(source, arch, flags, verbose)
         if self.settings.disable:
             with self._pipeline(job) as stages:
                 return job.result(self._describe(job, stages, stages.build(stages.lower())), "compiled", None)
-        return self._look_up(job) or self._compile_once(job)
+        if self.settings.recompile:
+            return self._compile_once(job)
+        result = self._look_up(job)
+        if result is None:
+            return self._compile_once(job)
+        return self._verify(job, result) if self.settings.verify else result
 
-    def _accept(self, source: str, arch: str | None, flags: Sequence[str] | str | None, verbose: bool) -> _Job:
+    def prepare(
+        self, source: str, arch: str | None = None, flags: Sequence[str] | str | None = None, verbose: bool = False
+    ) -> Job:
+        """Make a request canonical and find its key, without looking anything up; see `compile`."""
         start = time.perf_counter()
         if arch is None:
             arch = os.environ.get("PTO_ARCH", "").strip() or ARCHS[0]
         if flags is None:
             flags = os.environ.get("PTO_FLAGS", "")
         request = make_request(source, arch, flags)
-        tools, stamp = self._identify_tools()
-        return _Job(request, make_key(source_parts(request, str(stamp))), tools, stamp, verbose, start)
+        known = self._identify_tools()
+        key = make_key(source_parts(request, known.stamp.name))
+        return Job(request, key, known.tools, known.stamp, known.checker, verbose, start)
 
-    def _look_up(self, job: _Job) -> CompileResult | None:
-        found = self._store.get(job.key)
+    def _look_up(self, job: Job) -> CompileResult | None:
+        found = self._store.get(job.key, job.checker.unchanged)
         if found is None:
             return None
         return self._hit(job, found.entry, found.origin, "source", saved=found.entry.action.seconds)
 
-    def _hit(self, job: _Job, entry: Entry, origin: str, via: str, saved: float) -> CompileResult:
+    def _hit(self, job: Job, entry: Entry, origin: str, via: str, saved: float) -> CompileResult:
         self.counters.add(f"hits.{origin}")
         self.counters.add("seconds_saved", max(saved, 0.0))
         return job.result(entry, origin, via)
 
-    def _compile_once(self, job: _Job) -> CompileResult:
+    def _compile_once(self, job: Job) -> CompileResult:
         """Compile under the lease on the key, unless another process did while this one waited."""
         from ptocache.lease import lease  # filelock takes longer to import than a hit takes
 
+        self._log_miss(job)
         with lease(self.settings, job.key.name):
-            result = self._look_up(job)
-            if result is None:
-                try:
-                    result = self._compile(job)
-                except PtocacheError:
-                    self.counters.add("misses")
-                    self.counters.add("failures")
-                    raise
-                finally:
-                    self.counters.flush()
-        return result
+            try:
+                if self.settings.recompile:
+                    return self._compile(job)
+                self._raise_remembered(job)
+                return self._look_up(job) or self._compile(job)
+            except PtocacheError as error:
+                self.counters.add("misses")
+                self.counters.add("failures")
+                if getattr(error, "remembered", False):
+                    self.counters.add("failures_remembered")
+                raise
+            finally:
+                self.counters.flush()
 
-    def _compile(self, job: _Job) -> CompileResult:
+    def _compile(self, job: Job) -> CompileResult:
         """Run the pipeline; where the lowered text is known, without its two expensive stages."""
         with self._pipeline(job) as stages:
-            pto_path = stages.lower()
-            with open(pto_path, encoding="utf-8", newline="", errors="surrogateescape") as file:
-                key = make_key(pto_parts(file.read(), job.request, job.stamp.backend))
-            found = self._store.get(key)
-            if found is not None:
-                self._store.put([job.key], found.entry)
-                spent = time.perf_counter() - job.start
-                return self._hit(job, found.entry, found.origin, "pto", saved=found.entry.action.seconds - spent)
-            entry = self._describe(job, stages, stages.build(pto_path))
+            try:
+                pto_path = stages.lower()
+                pto_key = self._pto_key(job, pto_path)
+                found = None if self.settings.recompile else self._store.get(pto_key)
+                if found is not None:
+                    # The output is the stored one; the request that led to it is this one.
+                    aibin, origin = found.entry.aibin, found.origin
+                else:
+                    aibin, origin = stages.build(pto_path), "compiled"
+            except ToolError as error:
+                self._remember(job, stages, error)
+                raise
+            inputs = self._inputs(job, stages)
+            entry = self._describe(job, stages, aibin, inputs or ())
+        if found is not None:
+            saved = found.entry.action.seconds - entry.action.seconds
+            entry = entry._replace(action=entry.action._replace(seconds=found.entry.action.seconds))
+            self._keep(job, entry, inputs)
+            return self._hit(job, entry, origin, "pto", saved=saved)
         # Tools that were replaced meanwhile made something that this stamp does not name.
-        if make_stamp(job.tools) == job.stamp:
-            self._store.put([job.key, key], entry)
+        if make_stamp(job.tools, self._digests).name == job.stamp.name:
+            self._store.put([pto_key], _for_pto_key(entry))
+            self._keep(job, entry, inputs)
         self.counters.add("misses")
         self.counters.add("compiles")
         self.counters.add("seconds_compiling", entry.action.seconds)
         return job.result(entry, "compiled", None)
 
+    def _keep(self, job: Job, entry: Entry, inputs: Inputs | None) -> None:
+        """Store an entry under its source key, with the source beside it; without known inputs, do not."""
+        if inputs is None:
+            return
+        self._store.put([job.key], entry)
+        self._store.try_to("keep a source", lambda: self.local.keep_source(job.key, job.request.source))
+
+    def _inputs(self, job: Job, stages: Stages) -> Inputs | None:
+        """What the lowering read beside the source; `None` where that has no name, so that nothing can be stored."""
+        try:
+            return read_report(stages.report, self._digests, stages.run.environ.get)
+        except Unstable as reason:
+            get_logger(__name__).debug("%s is not stored under its source: %s", job.key.name, reason)
+            return None
+
+    def _raise_remembered(self, job: Job) -> None:
+        failure = self._store.try_to("read a failure", lambda: self._failures.get(job.key, job.checker.unchanged))
+        if failure is not None:
+            raise failure
+
+    def _remember(self, job: Job, stages: Stages, error: ToolError) -> None:
+        inputs = self._inputs(job, stages) if will_repeat(error) else None
+        if inputs is not None:
+            self._store.try_to("remember a failure", lambda: self._failures.put(job.key, error, encode_inputs(inputs)))
+
+    def _verify(self, job: Job, result: CompileResult) -> CompileResult:
+        """Compile what was found, and see that it is the same."""
+        with self._pipeline(job) as stages:
+            aibin = stages.build(stages.lower())
+            inputs = self._inputs(job, stages)
+            entry = self._describe(job, stages, aibin, inputs or ())
+            if aibin == result.aibin:
+                return result
+            pto_key = self._pto_key(job, os.path.join(stages.work, "kernel.pto"))
+        get_logger(__name__).error(
+            "PTOCACHE_VERIFY: the %s cache has another device binary under key %s (SHA-256 %s, made %s) than the one "
+            "compiled now (SHA-256 %s), which is used. The key's parts: %s",
+            result.origin,
+            job.key.name,
+            result.sha256,
+            time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(result.action.created)),
+            entry.action.sha256.hex(),
+            "; ".join(f"{name}: {value}" for name, value in job.parts()),
+        )
+        self.counters.add("errors")
+        self._store.put([pto_key], _for_pto_key(entry))
+        self._keep(job, entry, inputs)
+        return job.result(entry, "compiled", None)
+
+    def _log_miss(self, job: Job) -> None:
+        from ptocache.log import debugging
+
+        if debugging():
+            from ptocache.explain import reason
+
+            get_logger(__name__).debug("miss %s: %s", job.key.name, reason(self, job))
+
     @contextlib.contextmanager
-    def _pipeline(self, job: _Job) -> Iterator[Stages]:
+    def _pipeline(self, job: Job) -> Iterator[Stages]:
         from ptocache.pipeline import Run, Stages, work_directory  # only a miss needs it
         from ptocache.source import find_kernels
 
@@ -203,39 +299,76 @@ class CompileCache:
         with work_directory(self.settings.keep_temps) as work:
             yield Stages(run, job.tools, job.request, kernels, work)
 
-    def _describe(self, job: _Job, stages: Stages, aibin: bytes) -> Entry:
+    def _pto_key(self, job: Job, pto_path: str) -> Key:
+        with open(pto_path, encoding="utf-8", newline="", errors="surrogateescape") as file:
+            text = text_for_key(file.read(), job.request.flags)
+        return make_key(pto_parts(text, job.request, job.stamp.backend_name))
+
+    def _describe(self, job: Job, stages: Stages, aibin: bytes, inputs: Inputs = ()) -> Entry:
         return make_entry(
             aibin,
             seconds=time.perf_counter() - job.start,
             created=time.time(),
+            inputs=encode_inputs(inputs),
             facts={
                 "kernels": [kernel.name for kernel in stages.kernels],
                 "arch": job.request.arch,
                 "flags": list(job.request.flags),
-                "toolchain": str(job.stamp),
+                "toolchain": job.stamp.name,
+                "source": source_digest(job.request.source),
+                "stamp": dict([*job.stamp.frontend, *job.stamp.backend]),
             },
         )
 
-    def _identify_tools(self) -> tuple[Toolchain, Stamp]:
+    def _identify_tools(self) -> _Identified:
         """The toolchain and its stamp, looked at anew when a second has passed or a variable has changed."""
         variables = tuple(os.environ.get(name) for name in TOOL_VARIABLES)
         now = time.monotonic()
         known = self._identified
         if known is None or known.variables != variables or now - known.when > RECHECK_SECONDS:
             tools = locate(tool_environ(self.settings.toolchain))
-            known = self._identified = _Identified(tools, make_stamp(tools), variables, now)
-        return known.tools, known.stamp
+            checker = Checker(self._digests, import_roots(tools.environ), self._variable_of(tools))
+            stamp = make_stamp(tools, self._digests)
+            known = self._identified = _Identified(tools, stamp, checker, variables, now)
+        return known
+
+    def _variable_of(self, tools: Toolchain) -> Variable:
+        """How to find the variables of a frontend process: this one's, but where the emulated install is named."""
+        if self.settings.toolchain == "emulated":
+            return lambda name: tools.environ.get(name) if name in TOOL_VARIABLES else os.environ.get(name)
+        return os.environ.get
 
 
-class _Job(NamedTuple):
-    """A request on its way."""
+class Job(NamedTuple):
+    """A request on its way.
+
+    Attributes:
+        request: what was asked for, in its canonical form.
+        key: its source key.
+        tools: the toolchain for it.
+        stamp: the toolchain's identity.
+        checker: tells whether what an earlier lowering read is the same now.
+        verbose: whether to log each tool's command, time and output.
+        start: when it began, as `time.perf_counter` counts.
+    """
 
     request: CompileRequest
     key: Key
     tools: Toolchain
     stamp: Stamp
+    checker: Checker
     verbose: bool
     start: float
+
+    def parts(self) -> list[tuple[str, str]]:
+        """The parts of the source key as people read them: the source as its digest, the stamp part by part."""
+        return [
+            ("source", source_digest(self.request.source)),
+            ("arch", self.request.arch),
+            ("flags", " ".join(key_flags(self.request.flags))),
+            *self.stamp.frontend,
+            *self.stamp.backend,
+        ]
 
     def result(self, entry: Entry, origin: str, via: str | None) -> CompileResult:
         seconds = time.perf_counter() - self.start
@@ -247,8 +380,15 @@ class _Identified(NamedTuple):
 
     tools: Toolchain
     stamp: Stamp
+    checker: Checker
     variables: tuple[str | None, ...]
     when: float
+
+
+def _for_pto_key(entry: Entry) -> Entry:
+    """The entry for a PTO key: the lowered text is what it was made of, whatever the lowering read."""
+    facts = json_bytes({**entry.action.details(), "pto": True})
+    return entry._replace(action=entry.action._replace(inputs=b"", facts=facts))
 
 
 _default: tuple[Settings, CompileCache] | None = None

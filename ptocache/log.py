@@ -19,6 +19,13 @@ def log_to_stderr(level: str) -> None:
     _wanted = level
 
 
+def debugging() -> bool:
+    """Whether anybody wants messages of the level `debug`."""
+    import logging
+
+    return get_logger("ptocache").isEnabledFor(logging.DEBUG)
+
+
 def get_logger(name: str) -> logging.Logger:
     """The logger of one of ptocache's modules."""
     import logging

@@ -80,7 +80,9 @@ class Run(NamedTuple):
         return completed
 
 
-def lower(run: Run, source: str, kernel_names: Sequence[str], source_path: str, out: str) -> None:
+def lower(
+    run: Run, source: str, kernel_names: Sequence[str], source_path: str, out: str, report: str | None = None
+) -> None:
     """Write the MLIR text of the named kernels of a PTODSL source.
 
     Args:
@@ -89,6 +91,7 @@ def lower(run: Run, source: str, kernel_names: Sequence[str], source_path: str, 
         kernel_names: the Python names of the kernels.
         source_path: where to write the text, so that tracebacks and the tracer find it.
         out: where to write the MLIR.
+        report: where to write what the source read beside itself, if that is wanted.
 
     Raises:
         FrontendUnavailableError, SourceImportError, LoweringError: see there.
@@ -106,6 +109,8 @@ def lower(run: Run, source: str, kernel_names: Sequence[str], source_path: str, 
     ):
         file.write(source)
     command = [sys.executable, _SCRIPT, source_path, json.dumps(names), out]
+    if report is not None:
+        command.append(os.path.abspath(report))
     completed = run._replace(environ=_frontend_environ(run.environ)).tool("frontend", command, out)
     if completed.returncode in _FRONTEND_ERRORS:
         kind, summary = _FRONTEND_ERRORS[completed.returncode]
@@ -156,11 +161,16 @@ class Stages(NamedTuple):
     kernels: Sequence[Kernel]
     work: str
 
+    @property
+    def report(self) -> str:
+        """The path of the frontend's report of what the source read beside itself."""
+        return os.path.join(self.work, "inputs.json")
+
     def lower(self) -> str:
         """Lower the source and return the path of the MLIR text."""
         path = os.path.join(self.work, "kernel.pto")
         names = [kernel.name for kernel in self.kernels]
-        lower(self.run, self.request.source, names, os.path.join(self.work, "kernel.ptodsl.py"), path)
+        lower(self.run, self.request.source, names, os.path.join(self.work, "kernel.ptodsl.py"), path, self.report)
         return path
 
     def build(self, pto_path: str) -> bytes:

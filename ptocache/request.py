@@ -26,6 +26,20 @@ ARCHS = ("a5", "a3", "a2")
 #: Appended where no `--pto-backend` is given, as TileLang does: the back end that writes fat objects.
 DEFAULT_BACKEND = "--pto-backend=vpto"
 
+# Flags that would take the output away from where the pipeline looks for it, or make none.
+_REFUSED_FLAGS = {
+    "-o": "the output's place is ptocache's",
+    "--o": "the output's place is ptocache's",
+    "--output": "the output's place is ptocache's",
+    "--pto-arch": "use --arch or PTO_ARCH",
+    "--version": "it makes ptoas print and not compile",
+    "--help": "it makes ptoas print and not compile",
+    "-h": "it makes ptoas print and not compile",
+}
+
+# Flags that change what ptoas prints and nothing of what it writes.
+_QUIET_FLAGS = frozenset({"-v", "--verbose", "-q", "--quiet"})
+
 Part = tuple[str, bytes]
 
 _LENGTHS = struct.Struct("<IQ")
@@ -85,14 +99,38 @@ def make_request(source: str, arch: str, flags: Sequence[str] | str) -> CompileR
             flag.encode("utf-8", "surrogateescape")
         except UnicodeEncodeError:
             raise SettingsError(f"expected ptoas flags that can be written as UTF-8, found {flag!r}") from None
-    if not any(flag == "--pto-backend" or flag.startswith("--pto-backend=") for flag in words):
-        words = (*words, DEFAULT_BACKEND)
+    words = _canonical_flags(words)
     try:
         source.encode()
     except UnicodeEncodeError as error:
         line = source.count("\n", 0, error.start) + 1
         raise SourceError(f"line {line}: the PTODSL source cannot be written as UTF-8: {error.reason}", line) from None
     return CompileRequest(source, word, words)
+
+
+def _canonical_flags(words: Sequence[str]) -> tuple[str, ...]:
+    """Refuse what directs the output, write the back end in one word, add the default one; keep the order."""
+    flags: list[str] = []
+    rest = iter(words)
+    for flag in rest:
+        option = flag.partition("=")[0]
+        if option in _REFUSED_FLAGS:
+            raise SettingsError(f"the ptoas flag {flag!r} cannot be passed on: {_REFUSED_FLAGS[option]}")
+        if flag == "--pto-backend":
+            value = next(rest, None)
+            if value is None:
+                raise SettingsError("the ptoas flag --pto-backend needs a value, such as --pto-backend=vpto")
+            flags.append(f"{flag}={value}")
+        else:
+            flags.append(flag)
+    if not any(flag.startswith("--pto-backend=") for flag in flags):
+        flags.append(DEFAULT_BACKEND)
+    return tuple(flags)
+
+
+def key_flags(flags: Sequence[str]) -> list[str]:
+    """The flags that are part of a key: all but those that only make ptoas say more or less."""
+    return [flag for flag in flags if flag not in _QUIET_FLAGS]
 
 
 def split_flags(text: str) -> list[str]:
@@ -111,6 +149,11 @@ def source_parts(request: CompileRequest, stamp: str) -> list[Part]:
 def pto_parts(mlir: str, request: CompileRequest, stamp: str) -> list[Part]:
     """The parts of the PTO key: all that decides what ptoas and bisheng make of a request's lowered text."""
     return _parts("pto", request, stamp, mlir)
+
+
+def source_digest(source: str) -> str:
+    """The digest of a source alone, for telling people whether it is the same one."""
+    return xxhash.xxh3_128_hexdigest(source.encode())
 
 
 def make_key(parts: Iterable[Part]) -> Key:
@@ -133,7 +176,7 @@ def _parts(kind: str, request: CompileRequest, stamp: str, text: str) -> list[Pa
     return [
         ("kind", kind.encode()),
         ("arch", request.arch.encode()),
-        *(("flag", flag.encode("utf-8", "surrogateescape")) for flag in request.flags),
+        *(("flag", flag.encode("utf-8", "surrogateescape")) for flag in key_flags(request.flags)),
         ("stamp", stamp.encode()),
         ("text", text.encode("utf-8", "surrogateescape")),
     ]

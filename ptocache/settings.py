@@ -39,6 +39,9 @@ class Settings(NamedTuple):
     lock_timeout: float
     compile_timeout: float
     toolchain: str
+    recompile: bool
+    verify: bool
+    failure_ttl: float
     keep_temps: bool
     log: str
 
@@ -229,6 +232,25 @@ SETTINGS: tuple[Setting, ...] = (
         "",
         _parse_choice("", "emulated"),
         "`emulated`: compile with the emulated CANN install. Empty: with the installed tools.",
+    ),
+    Setting(
+        "recompile",
+        "0",
+        parse_bool,
+        "`1`: use nothing that is stored; compile, and store the result in its place.",
+    ),
+    Setting(
+        "verify",
+        "0",
+        parse_bool,
+        "`1`: compile on a hit too and compare. A difference is logged, and the fresh result is used and stored.",
+    ),
+    Setting(
+        "failure_ttl",
+        "10m",
+        parse_seconds,
+        "How long a source that ptoas or the frontend rejected is answered with the same error at once. "
+        "`0`: not at all.",
     ),
     Setting(
         "keep_temps",

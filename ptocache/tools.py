@@ -128,18 +128,15 @@ def find_ptodsl(environ: Mapping[str, str]) -> str:
     Raises:
         ToolNotFoundError: there is no such package.
     """
-    # What this program added for itself (its script's directory, the working directory) is not on the path of
-    # another process.
-    own = {"", os.getcwd(), os.path.dirname(os.path.abspath(sys.argv[0] if sys.argv else ""))}
-    for entry in [*python_path(environ), *(path for path in sys.path if path not in own)]:
-        directory = os.path.join(entry, "ptodsl")
+    for root in import_roots(environ):
+        directory = os.path.join(root, "ptodsl")
         if os.path.isfile(os.path.join(directory, "__init__.py")):
             return directory
     # An editable install may be known to an import hook alone.
     import importlib.util  # rarely needed
 
     spec = importlib.util.find_spec("ptodsl")
-    if spec is not None and spec.origin and os.path.dirname(os.path.dirname(spec.origin)) not in own:
+    if spec is not None and spec.origin and os.path.dirname(os.path.dirname(spec.origin)) not in _own_roots():
         return os.path.dirname(spec.origin)
     raise ToolNotFoundError(
         f"ptodsl: no such package on PYTHONPATH, nor installed for {sys.executable} (it comes with ptoas)"
@@ -160,6 +157,21 @@ def cann_version_files() -> list[str]:
 def python_path(environ: Mapping[str, str]) -> list[str]:
     """The entries of `PYTHONPATH` as absolute paths; an empty one means the working directory and is left out."""
     return [os.path.abspath(entry) for entry in environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
+
+
+def import_roots(environ: Mapping[str, str]) -> list[str]:
+    """The directories in which another interpreter of this kind looks for modules, first choice first.
+
+    Args:
+        environ: the environment of that interpreter.
+    """
+    own = _own_roots()
+    return list(dict.fromkeys([*python_path(environ), *(path for path in sys.path if path not in own)]))
+
+
+def _own_roots() -> set[str]:
+    """What this program has on its path for itself alone: the working directory, its script's directory."""
+    return {"", os.getcwd(), os.path.dirname(os.path.abspath(sys.argv[0] if sys.argv else ""))}
 
 
 def _first(name: str, candidates: Iterable[str], hint: str) -> str:

@@ -68,7 +68,7 @@ class TestOptions:
             ("", "", ("a5", ["--pto-backend=vpto"])),
             (" A3 ", "--x 'a b'", ("a3", ["--x", "a b", "--pto-backend=vpto"])),
             ("a2", "--pto-backend=emitc", ("a2", ["--pto-backend=emitc"])),
-            ("a5", "--pto-backend emitc --y", ("a5", ["--pto-backend", "emitc", "--y"])),
+            ("a5", "--pto-backend emitc --y", ("a5", ["--pto-backend=emitc", "--y"])),
         ],
     )
     def test_options_come_from_the_environment(

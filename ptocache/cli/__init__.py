@@ -21,6 +21,7 @@ from ptocache.log import log_to_stderr
 #: The subcommands, in the order of the help, with what each does.
 COMMANDS = {
     "compile": "compile a PTODSL source, or take the result from the cache",
+    "explain": "say why a source is a hit or a miss",
     "stats": "show what the cache holds and what it was good for",
     "clear": "remove everything from the cache",
     "emulator": "write an emulated CANN install, for machines without one",

@@ -20,15 +20,9 @@ from ptocache.frontend import CompileCache, CompileResult
 from ptocache.log import log_to_stderr
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the command's arguments."""
+def add_request_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments that say what to compile, and with which tools."""
     parser.add_argument("file", metavar="FILE", help="the PTODSL source")
-    parser.add_argument(
-        "-o",
-        "--output",
-        metavar="OUT",
-        help="where to write the device binary (default: FILE's name with .aibin)",
-    )
     parser.add_argument("--arch", metavar="A", help="a5, a3 or a2 (default: PTO_ARCH, else a5)")
     parser.add_argument(
         "--flag",
@@ -38,15 +32,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="an argument for ptoas, written --flag=F; may be repeated (default: PTO_FLAGS)",
     )
     parser.add_argument("--emulate", action="store_true", help="use the emulated CANN install")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    add_request_arguments(parser)
+    parser.add_argument(
+        "-o", "--output", metavar="OUT", help="where to write the device binary (default: FILE's name with .aibin)"
+    )
     parser.add_argument("--json", action="store_true", help="print the result as one JSON object")
     parser.add_argument("-v", "--verbose", action="store_true", help="show each tool's command, time and output")
 
 
 def run(options: argparse.Namespace) -> int:
     """Run the command and return its exit status."""
-    source = _read_source(options.file)
-    if options.emulate:
-        os.environ["PTOCACHE_TOOLCHAIN"] = "emulated"
+    source = read_source(options.file)
+    use_emulator(options)
     if options.verbose:
         log_to_stderr("info")
     output = options.output or os.path.splitext(os.path.basename(options.file))[0] + ".aibin"
@@ -60,7 +61,14 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _read_source(path: str) -> str:
+def use_emulator(options: argparse.Namespace) -> None:
+    """Let this process, and what it starts, use the emulated install if that was asked for."""
+    if options.emulate:
+        os.environ["PTOCACHE_TOOLCHAIN"] = "emulated"
+
+
+def read_source(path: str) -> str:
+    """Read a source file; raises `UsageError` where that cannot be done."""
     try:
         with open(path, "rb") as file:
             return file.read().decode("utf-8-sig")

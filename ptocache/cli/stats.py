@@ -26,6 +26,7 @@ class Statistics(NamedTuple):
     misses: int
     compiles: int
     failures: int
+    failures_remembered: int
     errors: int
     seconds_compiling: float
     seconds_saved: float
@@ -65,6 +66,7 @@ def collect(cache: CompileCache) -> Statistics:
         misses=misses,
         compiles=int(totals["compiles"]),
         failures=int(totals["failures"]),
+        failures_remembered=int(totals["failures_remembered"]),
         errors=int(totals["errors"]),
         seconds_compiling=round(totals["seconds_compiling"], 3),
         seconds_saved=round(totals["seconds_saved"], 3),

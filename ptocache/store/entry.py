@@ -1,25 +1,33 @@
 """What a tier stores: an action, which says what a compilation made, and its output, the device binary.
 
-On disk an action is a small file of its own. It names its output by content and carries a digest of itself, so
-that a reader can tell a whole one from a damaged one.
+One key may have several actions, that differ in what their lowering read beside the source (two branches of a
+repository). On disk the actions of a key are one small file. An action names its output by content and carries a
+digest of itself, so that a reader can tell a whole one from a damaged one.
 """
 
 from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import xxhash
 
 from ptocache.request import Key
 
-MAGIC = b"ptocach1"
+MAGIC = b"ptocach2"
 
-# check, SHA-256 and XXH3-128 of the output, its size, seconds to make it, time of making
-_FIXED = struct.Struct("<32s32s16sQdd")
+#: How many actions one key may have; the ones stored last are kept. More branches than that are seldom alive.
+VARIANTS = 16
+
+# check, SHA-256 and XXH3-128 of the output, its size, seconds to make it, time of making, length of the inputs
+_FIXED = struct.Struct("<32s32s16sQddI")
+_LENGTH = struct.Struct("<I")
 _DIGEST_SIZE = 16
+
+#: Tells whether an action's inputs, encoded, are the same now.
+Accept = Callable[[bytes], bool]
 
 
 class Action(NamedTuple):
@@ -33,6 +41,7 @@ class Action(NamedTuple):
         size: the output's size in bytes.
         seconds: how long the compilation took.
         created: when it was done, in seconds since the epoch.
+        inputs: what its lowering read beside the source, as `ptocache.inputs` encodes it.
         facts: what people may want to know about it (kernels, arch, flags, toolchain), as JSON; read by
             `details`, not on a hit.
     """
@@ -43,6 +52,7 @@ class Action(NamedTuple):
     size: int
     seconds: float
     created: float
+    inputs: bytes
     facts: bytes
 
     def details(self) -> dict[str, Any]:
@@ -52,26 +62,39 @@ class Action(NamedTuple):
         details: dict[str, Any] = json.loads(self.facts)
         return details
 
-    def encode(self) -> bytes:
-        """The bytes of the action's file."""
-        body = _FIXED.pack(*self[:6]) + self.facts
-        return MAGIC + xxhash.xxh3_128_digest(body) + body
-
-    @classmethod
-    def decode(cls, data: bytes) -> Action | None:
-        """Read an action's file; `None` if the bytes are not exactly what `encode` once gave."""
-        start = len(MAGIC) + _DIGEST_SIZE
-        if len(data) < start + _FIXED.size or not data.startswith(MAGIC):
-            return None
-        body = memoryview(data)[start:]
-        if xxhash.xxh3_128_digest(body) != data[len(MAGIC) : start]:
-            return None
-        check, sha256, xxh3, size, seconds, created = _FIXED.unpack_from(body)
-        return cls(check, sha256, xxh3, size, seconds, created, bytes(body[_FIXED.size :]))
-
     def made(self, aibin: bytes) -> bool:
         """Whether these bytes are this action's output, whole."""
         return len(aibin) == self.size and xxhash.xxh3_128_digest(aibin) == self.xxh3
+
+
+def encode_actions(actions: Iterable[Action]) -> bytes:
+    """The bytes of the file that holds the actions of a key."""
+    chunks: list[bytes] = []
+    for action in actions:
+        body = _FIXED.pack(*action[:6], len(action.inputs)) + action.inputs + action.facts
+        chunks += (_LENGTH.pack(len(body)), body)
+    content = b"".join(chunks)
+    return MAGIC + xxhash.xxh3_128_digest(content) + content
+
+
+def decode_actions(data: bytes) -> list[Action] | None:
+    """Read the actions of a key; `None` if the bytes are not exactly what `encode_actions` once gave."""
+    start = len(MAGIC) + _DIGEST_SIZE
+    if not data.startswith(MAGIC) or xxhash.xxh3_128_digest(memoryview(data)[start:]) != data[len(MAGIC) : start]:
+        return None
+    actions = []
+    try:
+        while start < len(data):
+            (length,) = _LENGTH.unpack_from(data, start)
+            start += _LENGTH.size
+            check, sha256, xxh3, size, seconds, created, inputs = _FIXED.unpack_from(data, start)
+            middle, end = start + _FIXED.size + inputs, start + length
+            action = (data[start + _FIXED.size : middle], data[middle:end])
+            actions.append(Action(check, sha256, xxh3, size, seconds, created, *action))
+            start = end
+    except struct.error:  # well made, and not by us
+        return None
+    return actions
 
 
 class Entry(NamedTuple):
@@ -88,17 +111,35 @@ class Tier(Protocol):
     def name(self) -> str:
         """How the tier is called in results and statistics."""
 
-    def get(self, key: Key) -> Entry | None:
-        """The entry under a key, checked; `None` for a miss."""
+    def get(self, key: Key, accept: Accept) -> Entry | None:
+        """The first entry under a key whose inputs are accepted, checked; `None` for a miss."""
 
     def put(self, keys: Sequence[Key], entry: Entry) -> None:
-        """Keep an entry under all these keys; the action's `check` is set to each key's own."""
+        """Keep an entry under all these keys, beside what they have with other inputs.
+
+        The action's `check` is set to each key's own.
+        """
 
 
-def make_entry(aibin: bytes, *, seconds: float, created: float, facts: dict[str, Any]) -> Entry:
-    """Describe a device binary that was just made."""
+def accept_all(_inputs: bytes) -> bool:
+    """For keys that name everything: their actions have no inputs beside."""
+    return True
+
+
+def add_variant(actions: Sequence[Action], new: Action) -> list[Action]:
+    """The actions of a key with a new one, which comes first and takes the place of one with the same inputs."""
+    return [new, *(action for action in actions if action.inputs != new.inputs)][:VARIANTS]
+
+
+def json_bytes(facts: dict[str, Any]) -> bytes:
+    """The facts of an action as it stores them."""
     import json
 
+    return json.dumps(facts, sort_keys=True).encode()
+
+
+def make_entry(aibin: bytes, *, seconds: float, created: float, inputs: bytes, facts: dict[str, Any]) -> Entry:
+    """Describe a device binary that was just made."""
     action = Action(
         check=b"",
         sha256=hashlib.sha256(aibin).digest(),
@@ -106,6 +147,7 @@ def make_entry(aibin: bytes, *, seconds: float, created: float, facts: dict[str,
         size=len(aibin),
         seconds=seconds,
         created=created,
-        facts=json.dumps(facts, sort_keys=True).encode(),
+        inputs=inputs,
+        facts=json_bytes(facts),
     )
     return Entry(action, aibin)

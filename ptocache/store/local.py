@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from ptocache.errors import NotACacheError
 from ptocache.log import get_logger
 from ptocache.request import Key
-from ptocache.store.entry import Action, Entry
+from ptocache.store.entry import Accept, Action, Entry, add_variant, decode_actions, encode_actions
 from ptocache.store.files import DamagedError, make_root, publish, read_file, remove, touch
 
 if TYPE_CHECKING:
@@ -35,6 +35,7 @@ EVICTION_STEP = 16
 #: An action is a few hundred bytes; the largest device binaries are some MiB. What is larger is not ours.
 _ACTION_LIMIT = 1 << 20
 _OUTPUT_LIMIT = 1 << 30
+_SOURCE_LIMIT = 16 << 20
 
 #: See https://bford.info/cachedir/: backup programs leave a directory with such a file out.
 _TAG = "CACHEDIR.TAG"
@@ -43,7 +44,9 @@ _TAG_TEXT = (
 )
 
 #: All that ptocache keeps in a cache directory.
-_OWN_NAMES = frozenset({"actions", "outputs", "index", "index.lock", "locks", "counters", _TAG})
+_OWN_NAMES = frozenset(
+    {"actions", "outputs", "index", "index.lock", "locks", "counters", "digests", "failures", "sources", _TAG}
+)
 
 
 class LocalTier:
@@ -63,25 +66,30 @@ class LocalTier:
         self._readonly = readonly
         self._actions = os.path.join(directory, "actions")
         self._outputs = os.path.join(directory, "outputs")
+        self._sources = os.path.join(directory, "sources")
         self._lazy_index: Index | None = None
 
-    def get(self, key: Key) -> Entry | None:
-        """The entry under a key, checked; what is damaged is removed."""
-        path = self._action_path(key.name)
+    def get(self, key: Key, accept: Accept) -> Entry | None:
+        """The first entry under a key whose inputs are accepted, checked; what is damaged is removed."""
+        for action in self.actions(key.name):
+            if action.check == key.check and accept(action.inputs):
+                return self._read_output(action, self._action_path(key.name))
+        return None
+
+    def actions(self, name: str) -> list[Action]:
+        """The actions of the key with this name, the one stored last first; a damaged file is removed."""
+        path = self._action_path(name)
         try:
             data, _ = read_file(path, _ACTION_LIMIT)
         except (FileNotFoundError, NotADirectoryError):
-            return None
+            return []
         except DamagedError as error:
             self._discard(str(error), path)
-            return None
-        action = Action.decode(data)
-        if action is None:
-            self._discard(f"{path}: the action does not match its own digest", path)
-            return None
-        if action.check != key.check:
-            return None
-        return self._read_output(action, path)
+            return []
+        actions = decode_actions(data)
+        if actions is None:
+            self._discard(f"{path}: the actions do not match their own digest", path)
+        return actions or []
 
     def put(self, keys: Sequence[Key], entry: Entry) -> None:
         """Keep an entry under all these keys, and make room for it."""
@@ -103,10 +111,36 @@ class LocalTier:
         if not self._holds(output, entry):
             publish(self.directory, self._output_path(output), entry.aibin)
         for key in keys:
-            action = entry.action._replace(check=key.check)
-            publish(self.directory, self._action_path(key.name), action.encode())
+            actions = add_variant(self.actions(key.name), entry.action._replace(check=key.check))
+            publish(self.directory, self._action_path(key.name), encode_actions(actions))
         self._index.add(output, row)
         self._evict()
+
+    def all_actions(self) -> Iterator[tuple[str, Action]]:
+        """All stored actions, each with the name of its key, in no order."""
+        for name, _ in _files(self._actions, 32):
+            with contextlib.suppress(OSError):
+                for action in self.actions(name):
+                    yield name, action
+
+    def keep_source(self, key: Key, text: str) -> None:
+        """Keep the source of an action beside it, compressed, for explaining what changed since."""
+        if not self._readonly:
+            import zlib
+
+            path = self._source_path(key.name)
+            publish(self.directory, path, zlib.compress(text.encode("utf-8", "surrogateescape")))
+
+    def source(self, name: str) -> str | None:
+        """The source that was kept for the key with this name."""
+        import zlib
+
+        try:
+            data, _ = read_file(self._source_path(name), _ACTION_LIMIT)
+            unpacked = zlib.decompressobj().decompress(data, _SOURCE_LIMIT)
+        except (OSError, DamagedError, zlib.error):
+            return None
+        return unpacked.decode("utf-8", "replace")
 
     def usage(self) -> tuple[int, int]:
         """How many outputs are stored, and how many bytes all of it takes."""
@@ -138,7 +172,7 @@ class LocalTier:
                 "Check PTOCACHE_DIR."
             )
         entries, used = self.usage()
-        for top in (self._actions, self._outputs):
+        for top in (self._actions, self._outputs, self._sources, os.path.join(self.directory, "failures")):
             remove(top)
             if os.path.lexists(top):
                 raise OSError(None, "cannot be removed", top)
@@ -220,23 +254,21 @@ class LocalTier:
             self._index.discard(output)
 
     def _remove_action(self, name: str, output: str) -> None:
-        """Remove an action, unless it leads to another output by now."""
-        path = self._action_path(name)
-        with contextlib.suppress(OSError, DamagedError):
-            action = Action.decode(read_file(path, _ACTION_LIMIT)[0])
-            if action is None or action.sha256.hex() == output:
-                remove(path)
+        """Remove those actions of a key that lead to an output."""
+        kept = [action for action in self.actions(name) if action.sha256.hex() != output]
+        if kept:
+            publish(self.directory, self._action_path(name), encode_actions(kept))
+        else:
+            remove(self._action_path(name))
+            remove(self._source_path(name))
 
     def _scan(self) -> Iterator[tuple[str, Row]]:
         """The rows that the files themselves tell, last used last."""
         from ptocache.store.index import Row
 
         actions: dict[str, list[str]] = {}
-        for name, path in _files(self._actions, 32):
-            with contextlib.suppress(OSError, DamagedError):
-                action = Action.decode(read_file(path, _ACTION_LIMIT)[0])
-                if action is not None:
-                    actions.setdefault(action.sha256.hex(), []).append(name)
+        for name, action in self.all_actions():
+            actions.setdefault(action.sha256.hex(), []).append(name)
         rows = []
         for output, path in _files(self._outputs, 64):
             with contextlib.suppress(OSError):
@@ -268,6 +300,9 @@ class LocalTier:
 
     def _action_path(self, name: str) -> str:
         return f"{self._actions}/{name[:2]}/{name[2:]}"
+
+    def _source_path(self, name: str) -> str:
+        return f"{self._sources}/{name[:2]}/{name[2:]}"
 
     def _output_path(self, name: str) -> str:
         return f"{self._outputs}/{name[:2]}/{name[2:]}"

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from ptocache.log import get_logger
 from ptocache.request import Key
-from ptocache.store.entry import Entry, Tier
+from ptocache.store.entry import Accept, Entry, Tier, accept_all
 
 if TYPE_CHECKING:
     from ptocache.counters import Counters
+
+
+T = TypeVar("T")
 
 
 class Found(NamedTuple):
@@ -33,13 +36,13 @@ class Store:
         self._counters = counters
         self._warned: set[str] = set()
 
-    def get(self, key: Key) -> Found | None:
-        """The entry under a key, from the nearest tier that has it."""
+    def get(self, key: Key, accept: Accept = accept_all) -> Found | None:
+        """The entry under a key whose inputs are accepted, from the nearest tier that has it."""
         for position, tier in enumerate(self._tiers):
             try:
-                entry = tier.get(key)
+                entry = tier.get(key, accept)
             except Exception as error:  # noqa: BLE001 - a cache may fail in any way; the compilation does not
-                self._report(tier, "read", error)
+                self._report(tier.name, "read", error)
                 continue
             if entry is not None:
                 self._put(self._tiers[:position], [key], entry)
@@ -50,22 +53,30 @@ class Store:
         """Keep an entry in all tiers."""
         self._put(self._tiers, keys, entry)
 
+    def try_to(self, doing: str, action: Callable[[], T]) -> T | None:
+        """Do something else with the local cache directory; `None` where that fails."""
+        try:
+            return action()
+        except Exception as error:  # noqa: BLE001
+            self._report("local", doing, error)
+            return None
+
     def _put(self, tiers: Sequence[Tier], keys: Sequence[Key], entry: Entry) -> None:
         for tier in tiers:
             try:
                 tier.put(keys, entry)
             except Exception as error:  # noqa: BLE001
-                self._report(tier, "write", error)
+                self._report(tier.name, "write", error)
 
-    def _report(self, tier: Tier, doing: str, error: Exception) -> None:
+    def _report(self, tier: str, doing: str, error: Exception) -> None:
         self._counters.add("errors")
         logger = get_logger(__name__)
-        log = logger.debug if tier.name in self._warned else logger.warning
-        self._warned.add(tier.name)
+        log = logger.debug if tier in self._warned else logger.warning
+        self._warned.add(tier)
         log(
             "the %s cache cannot be used (%s: %s); kernels are compiled all the same. "
             "See that PTOCACHE_DIR names a directory that you can write to, with free space.",
-            tier.name,
+            tier,
             doing,
             str(error) or type(error).__name__,
         )

@@ -6,7 +6,7 @@ while [ -L "$self" ]; do
   link=$(readlink "$self")
   case $link in /*) self=$link ;; *) self=${self%/*}/$link ;; esac
 done
-root=$(CDPATH='' cd -- "${self%/*}/.." && pwd -P) || exit 127
+root=$(CDPATH= cd -P -- "${self%/*}/.." && pwd -P) || exit 127
 python=${PTOCACHE_EMULATOR_PYTHON:-$root/python3}
 [ -x "$python" ] || python=python3
 exec "$python" -I -S -B -c 'import sys
