@@ -94,6 +94,11 @@ class Counters:
                 totals[name] += amount
         return totals
 
+    def __del__(self) -> None:
+        # Whoever drops a cache without closing it has used it all the same.
+        with contextlib.suppress(Exception):
+            self.flush()
+
     def after_fork(self) -> None:
         """In a forked child: what the parent counted is the parent's to write."""
         self._lock = threading.Lock()

@@ -15,7 +15,7 @@ from filelock import FileLock, Timeout
 
 from ptocache.log import get_logger
 from ptocache.settings import Settings
-from ptocache.store.files import make_directory, make_root
+from ptocache.store.files import make_directory, make_root, remove_foreign
 
 #: How often a waiting process looks, in seconds: little beside a compilation, and 32 of them cost no core.
 POLL_SECONDS = 0.05
@@ -44,6 +44,7 @@ def lease(settings: Settings, name: str) -> Iterator[bool]:
     try:
         make_root(settings.dir)
         make_directory(settings.dir, folder)
+        remove_foreign(path)
         lock = FileLock(path, timeout=timeout, poll_interval=POLL_SECONDS, thread_local=False)
         lock.acquire()
     except Timeout:

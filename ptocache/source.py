@@ -149,6 +149,8 @@ class _Reader:
         if isinstance(target, ast.Tuple | ast.List):
             for element in target.elts:
                 self._read_assignment(element, value)
+        elif isinstance(target, ast.Starred):
+            self._read_assignment(target.value, value)
         elif isinstance(target, ast.Name):
             # `kernel = tl.finalize_mixed_kernel(kernel)` wraps a kernel and is how TileLang marks a mixed one.
             if any(isinstance(node, ast.Name) and node.id == target.id for node in ast.walk(value)):

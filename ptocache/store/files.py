@@ -98,7 +98,7 @@ def make_directory(root: str, path: str) -> None:
     """Make a directory at or below `root`, private to this user, removing what is not one on the way to it."""
     try:
         os.makedirs(path, mode=0o700, exist_ok=True)
-    except (FileExistsError, NotADirectoryError):
+    except (FileExistsError, FileNotFoundError, NotADirectoryError):  # a file or, not found, a link to nothing
         if path == root:
             raise
         make_directory(root, os.path.dirname(path))

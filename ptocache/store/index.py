@@ -12,6 +12,7 @@ import re
 import sqlite3
 import struct
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
@@ -26,6 +27,16 @@ TIMEOUT = 5.0
 
 #: What a file takes on disk is a multiple of this on the usual file systems.
 BLOCK = 4096
+
+#: How SQLite's messages begin about what a new database would not help against.
+_PASSING = (
+    "database is locked",
+    "database table is locked",
+    "locking protocol",
+    "attempt to write a readonly database",
+    "database or disk is full",
+    "disk I/O error",
+)
 
 _ROW = struct.Struct("<Qd")
 _OUTPUT = re.compile(r"[0-9a-f]{64}")
@@ -82,6 +93,25 @@ class _RowDisk(diskcache.Disk):  # type: ignore[misc]
 
     def remove(self, file_path: object) -> None:
         """A row has no file; a name that somebody wrote into the database is not one."""
+
+
+class _Rows(diskcache.Cache):  # type: ignore[misc]
+    """The database. Where diskcache would try a statement for a minute, this one keeps to `TIMEOUT`."""
+
+    @property
+    def _sql_retry(self) -> Callable[..., Any]:
+        deadline = time.monotonic() + TIMEOUT
+
+        def execute(*statement: Any) -> Any:
+            while True:
+                try:
+                    return self._sql(*statement)
+                except sqlite3.OperationalError as error:
+                    if str(error) != "database is locked" or time.monotonic() > deadline:
+                        raise
+                    time.sleep(0.001)
+
+        return execute
 
 
 class Index:
@@ -185,8 +215,11 @@ class Index:
         with self._lock():
             remove_foreign(self._database)
             try:
-                return self._connect() if os.path.exists(self._database) else self._make_anew()
-            except (sqlite3.DatabaseError, KeyError, TypeError, ValueError, OSError) as error:
+                rows = self._connect()
+                return rows if len(rows) else self._fill(rows)
+            except diskcache.Timeout:
+                raise
+            except Exception as error:  # in a foreign database diskcache may find anything
                 if isinstance(error, sqlite3.DatabaseError) and not _is_broken(error):
                     raise
                 return self._make_anew()
@@ -204,13 +237,16 @@ class Index:
     def _make_anew(self) -> Any:
         for suffix in ("", "-wal", "-shm"):  # and nothing else: the directory might be one that the user had
             remove(self._database + suffix)
-        rows = self._connect()
-        for output, row in self._scan():
-            rows.add(output, row.encode())
+        return self._fill(self._connect())
+
+    def _fill(self, rows: Any) -> Any:
+        with rows.transact():
+            for output, row in self._scan():
+                rows.add(output, row.encode())
         return rows
 
     def _connect(self) -> Any:
-        rows = diskcache.Cache(
+        rows = _Rows(
             self._directory,
             timeout=TIMEOUT,
             disk=_RowDisk,
@@ -228,5 +264,4 @@ class Index:
 
 def _is_broken(error: sqlite3.DatabaseError) -> bool:
     """Whether the database itself is damaged or foreign, rather than locked, read-only or on a full disk."""
-    text = str(error)
-    return not isinstance(error, sqlite3.OperationalError) or text.startswith(("no such", "unable to open"))
+    return not (isinstance(error, sqlite3.OperationalError) and str(error).startswith(_PASSING))

@@ -1,0 +1,360 @@
+"""What ptocache was told to do, and by whom."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ptocache.errors import SettingsError
+from ptocache.settings import SETTINGS, Settings, config_path, default_directory, parse_bool, parse_seconds, parse_size
+
+
+@pytest.fixture
+def environ(tmp_path: Path) -> dict[str, str]:
+    """An environment with a home of its own, and nothing else."""
+    return {"HOME": str(tmp_path)}
+
+
+def configure(environ: dict[str, str], text: str | bytes) -> Path:
+    path = Path(config_path(environ))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(text.encode() if isinstance(text, str) else text)
+    return path
+
+
+def refused(environ: dict[str, str], **overrides: object) -> str:
+    with pytest.raises(SettingsError) as caught:
+        Settings.load(environ, **overrides)
+    return str(caught.value)
+
+
+# Where a value comes from.
+
+
+def test_with_nothing_said_every_setting_has_its_default(environ: dict[str, str], tmp_path: Path):
+    assert Settings.load(environ) == Settings(
+        dir=f"{tmp_path}/.cache/ptocache",
+        size_limit=5 * 2**30,
+        disable=False,
+        readonly=False,
+        lock_timeout=600.0,
+        compile_timeout=600.0,
+        toolchain="",
+        keep_temps=False,
+        log="",
+    )
+
+
+VALUES: list[tuple[str, str, Any, str, Any, object, Any]] = [
+    # field, in the configuration file, its value, in the environment, its value, as an argument, its value
+    ("dir", '"/a"', "/a", "/b", "/b", Path("/c"), "/c"),
+    ("size_limit", '"1MB"', 10**6, "1KiB", 1024, 7, 7),
+    ("size_limit", "12", 12, "1.5kb", 1500, "2GB", 2 * 10**9),
+    ("disable", "true", True, "0", False, True, True),
+    ("readonly", "true", True, "off", False, "yes", True),
+    ("lock_timeout", "1.5", 1.5, "2m", 120.0, 3, 3.0),
+    ("compile_timeout", '"1h"', 3600.0, "5", 5.0, 0.25, 0.25),
+    ("toolchain", '"emulated"', "emulated", " Emulated ", "emulated", "", ""),
+    ("keep_temps", '"on"', True, "no", False, 1, True),
+    ("log", '"debug"', "debug", "INFO", "info", "error", "error"),
+]
+
+
+@pytest.mark.parametrize(("field", "text", "configured", "variable", "set_", "argument", "given_"), VALUES)
+def test_an_argument_wins_over_the_environment_and_that_over_the_file(
+    environ: dict[str, str],
+    field: str,
+    text: str,
+    configured: Any,
+    variable: str,
+    set_: Any,
+    argument: object,
+    given_: Any,
+):
+    configure(environ, f"{field} = {text}\n")
+    assert getattr(Settings.load(environ), field) == configured
+    environ[f"PTOCACHE_{field.upper()}"] = variable
+    assert getattr(Settings.load(environ), field) == set_
+    assert getattr(Settings.load(environ, **{field: argument}), field) == given_
+
+
+def test_every_setting_is_tried_above():
+    assert {row[0] for row in VALUES} == set(Settings._fields) == {setting.field for setting in SETTINGS}
+
+
+@pytest.mark.parametrize("field", Settings._fields)
+def test_an_empty_variable_is_as_good_as_none(environ: dict[str, str], field: str):
+    variable = f"PTOCACHE_{field.upper()}"
+    assert Settings.load({**environ, variable: ""}) == Settings.load(environ)
+    configure(environ, "\n".join(f"{row[0]} = {row[1]}" for row in VALUES if row[0] != "size_limit" or row[1] == "12"))
+    assert Settings.load({**environ, variable: ""}) == Settings.load(environ)
+
+
+def test_the_process_environment_is_read_by_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("PTOCACHE_SIZE_LIMIT", "77")
+    assert Settings.load().size_limit == 77
+
+
+def test_settings_can_be_made_again_from_themselves(environ: dict[str, str]):
+    settings = Settings.load(environ, size_limit="1.5GiB", compile_timeout=1e-05, log="debug", keep_temps=True)
+    assert Settings.load(environ, **settings._asdict()) == settings
+
+
+def test_an_unknown_argument_is_refused(environ: dict[str, str]):
+    message = refused(environ, siez_limit=3)
+    assert "'siez_limit'" in message
+    assert "size_limit" in message
+
+
+# How a value is written.
+
+
+@pytest.mark.parametrize("text", ["1", "true", "True", "YES", "on", " 1 "])
+def test_a_switch_that_is_on(text: str):
+    assert parse_bool(text) is True
+
+
+@pytest.mark.parametrize("text", ["0", "false", "FALSE", "no", "Off", "\t0\n"])
+def test_a_switch_that_is_off(text: str):
+    assert parse_bool(text) is False
+
+
+@pytest.mark.parametrize("text", ["", " ", "2", "-1", "y", "n", "tru", "1.0", "enabled", "None"])
+def test_no_switch(text: str):
+    with pytest.raises(ValueError, match="expected 1 or 0") as caught:
+        parse_bool(text)
+    assert repr(text) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("0", 0),
+        ("1048576", 2**20),
+        ("12B", 12),
+        ("1kB", 1000),
+        ("1KiB", 1024),
+        ("500MB", 500 * 10**6),
+        ("500 mb", 500 * 10**6),
+        (" 5GiB ", 5 * 2**30),
+        ("2GB", 2 * 10**9),
+        ("1TiB", 2**40),
+        ("3tb", 3 * 10**12),
+        ("0.5GiB", 2**29),
+        (".5KiB", 512),
+        ("1e6", 10**6),
+        ("9007199254740993", 2**53 + 1),  # a whole number is not rounded to what a float holds
+        (str(2**62), 2**62),
+    ],
+)
+def test_a_size(text: str, size: int):
+    assert parse_size(text) == size
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", " ", "GiB", "5G", "5Gi", "5 XB", "-1", "-1GiB", "1 2", "5GiB5", "nan", "inf", "-inf", "1e400", "0x10"),
+        *("9" * 30, "9" * 5000, "8388608TiB", str(2**63), "5%", "five", "²", "1,5GiB", "None"),
+    ],
+)
+def test_no_size(text: str):
+    with pytest.raises(ValueError, match="expected a size such as 5GiB") as caught:
+        parse_size(text)
+    assert repr(text) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        *(("0", 0), ("600", 600), ("0.5", 0.5), ("90s", 90), ("10m", 600), ("2h", 7200), ("7d", 604800)),
+        *(("24D", 2073600), (" 1.5 h ", 5400), ("1e-3", 0.001), ("2073600", 2073600)),
+    ],
+)
+def test_a_time(text: str, seconds: float):
+    assert parse_seconds(text) == seconds
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "s",
+        "-1",
+        "-0.1s",
+        "1ms",
+        "10 min",
+        "1w",
+        "25d",
+        "2073601",
+        "nan",
+        "inf",
+        "1e400",
+        "ten",
+        "1h30m",
+        "9" * 5000,
+    ],
+)
+def test_no_time(text: str):
+    with pytest.raises(ValueError, match="expected a time of up to 24d") as caught:
+        parse_seconds(text)
+    assert repr(text) in str(caught.value)
+
+
+@given(st.text(max_size=12) | st.from_regex(r"[0-9.e+_-]{0,6} ?[a-z]{0,3}", fullmatch=True))
+def test_any_text_is_a_value_in_range_or_refused_with_what_was_found(text: str):
+    for parse, limit in ((parse_size, 2**63), (parse_seconds, 24 * 86400 + 1)):
+        try:
+            assert 0 <= parse(text) < limit
+        except ValueError as caught:
+            assert repr(text) in str(caught)  # noqa: PT017 - either answer is right
+
+
+REFUSED = [
+    ("dir", "a\0b", "a directory"),
+    ("size_limit", "lots", "a size such as 5GiB"),
+    ("disable", "maybe", "1 or 0"),
+    ("readonly", "2", "1 or 0"),
+    ("lock_timeout", "-1", "a time"),
+    ("compile_timeout", "never", "a time"),
+    ("compile_timeout", "0", "a time above 0"),
+    ("toolchain", "real", "one of nothing, emulated"),
+    ("keep_temps", "x", "1 or 0"),
+    ("log", "loud", "one of nothing, debug, info, warning, error"),
+]
+
+
+@pytest.mark.parametrize(("field", "text", "expected"), REFUSED)
+def test_a_refusal_names_the_variable_or_the_file_or_the_argument(
+    environ: dict[str, str], field: str, text: str, expected: str
+):
+    variable = f"PTOCACHE_{field.upper()}"
+    message = refused({**environ, variable: text})
+    assert message.startswith(f"{variable}: expected {expected}")
+    assert repr(text) in message
+    assert refused(environ, **{field: text}).startswith(f"{field}=: expected {expected}")
+    path = configure(environ, f"{field} = '{text}'\n" if "\0" not in text else f'{field} = "a\\u0000b"\n')
+    assert refused(environ).startswith(f"{field} in {path}: expected {expected}")
+
+
+@pytest.mark.parametrize("value", ['["/a"]', "{a = 1}", "2026-01-01", "[]"])
+@pytest.mark.parametrize("field", Settings._fields)
+def test_a_value_of_another_kind_in_the_file_is_refused(environ: dict[str, str], field: str, value: str):
+    path = configure(environ, f"{field} = {value}\n")
+    assert refused(environ).startswith(f"{field} in {path}: expected text or a number, found ")
+
+
+@pytest.mark.parametrize("value", [None, b"/a", ["/a"], object])
+def test_an_argument_of_another_kind_is_refused(environ: dict[str, str], value: object):
+    assert refused(environ, dir=value).startswith("dir=: expected text or a number, found ")
+
+
+def test_a_bad_value_that_is_overruled_does_not_matter(environ: dict[str, str]):
+    configure(environ, "size_limit = 'lots'\n")
+    assert Settings.load({**environ, "PTOCACHE_SIZE_LIMIT": "9"}).size_limit == 9
+    assert Settings.load({**environ, "PTOCACHE_SIZE_LIMIT": "many"}, size_limit=8).size_limit == 8
+
+
+# The configuration file.
+
+
+def test_the_file_is_below_the_configuration_home(environ: dict[str, str], tmp_path: Path):
+    assert config_path(environ) == f"{tmp_path}/.config/ptocache/config.toml"
+    assert config_path({**environ, "XDG_CONFIG_HOME": ""}) == f"{tmp_path}/.config/ptocache/config.toml"
+    assert config_path({**environ, "XDG_CONFIG_HOME": "/etc/x"}) == "/etc/x/ptocache/config.toml"
+
+
+def test_an_unknown_key_in_the_file_is_refused(environ: dict[str, str]):
+    path = configure(environ, "siez_limit = 3\n")
+    message = refused(environ)
+    assert message.startswith(f"{path}: unknown setting 'siez_limit'")
+    assert "size_limit" in message
+
+
+@pytest.mark.parametrize("text", [b"size_limit = \n", b"size_limit", b"disable = True\n", b"log = 'caf\xe9'\n", b"\0"])
+def test_a_file_that_is_not_toml_is_refused(environ: dict[str, str], text: bytes):
+    path = configure(environ, text)
+    assert refused(environ).startswith(f"{path}: the configuration file is not TOML: ")
+
+
+def test_an_empty_file_says_nothing(environ: dict[str, str]):
+    expected = Settings.load(environ)
+    configure(environ, "# nothing\n")
+    assert Settings.load(environ) == expected
+
+
+def test_a_file_that_cannot_be_read_is_refused(environ: dict[str, str]):
+    path = Path(config_path(environ))
+    path.mkdir(parents=True)
+    assert refused(environ).startswith(f"{path}: the configuration file cannot be read: Is a directory")
+
+
+def test_a_file_where_the_configuration_directory_would_be_is_none(environ: dict[str, str], tmp_path: Path):
+    (tmp_path / ".config").write_text("")
+    assert Settings.load(environ).size_limit == 5 * 2**30
+
+
+def test_without_tomllib_tomli_reads_the_file(environ: dict[str, str]):
+    """As on Python 3.10, which has none."""
+    pytest.importorskip("tomli")
+    configure(environ, "size_limit = '3KiB'\n")
+    script = (
+        "import sys; sys.modules['tomllib'] = None\n"
+        "from ptocache.settings import Settings\n"
+        "print(Settings.load().size_limit, 'tomli' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], env=environ, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["3072", "True"]
+
+
+# Directories and times.
+
+
+def test_relative_directories_become_absolute(environ: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    assert Settings.load(environ, dir="here/../there/").dir == f"{tmp_path}/there"
+    assert Settings.load({**environ, "PTOCACHE_DIR": "."}).dir == str(tmp_path)
+    assert default_directory({**environ, "XDG_CACHE_HOME": "relative"}) == f"{tmp_path}/relative/ptocache"
+
+
+def test_a_tilde_is_the_home_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert Settings.load(dir="~/kernels").dir == f"{tmp_path}/kernels"
+
+
+def test_the_cache_is_below_the_cache_home(environ: dict[str, str], tmp_path: Path):
+    assert default_directory(environ) == f"{tmp_path}/.cache/ptocache"
+    assert Settings.load({**environ, "XDG_CACHE_HOME": "/big"}).dir == "/big/ptocache"
+    assert Settings.load({**environ, "XDG_CACHE_HOME": ""}).dir == f"{tmp_path}/.cache/ptocache"
+
+
+def test_without_a_home_the_cache_is_below_a_directory_of_this_users_own(monkeypatch: pytest.MonkeyPatch):
+    """As for a container's numeric user, who has no entry in the password file."""
+    script = (
+        "import os, pwd\n"
+        "from ptocache.settings import Settings\n"
+        "if os.getuid() == 0: os.setuid(54321)\n"
+        "try: print(pwd.getpwuid(os.getuid()).pw_dir)\n"
+        "except KeyError: print(f'/tmp/ptocache-{os.getuid()}')\n"
+        "print(Settings.load({}).dir)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], env={}, capture_output=True, text=True, check=True)
+    home, directory = done.stdout.splitlines()
+    assert directory == f"{home}/.cache/ptocache"
+    assert os.path.isabs(directory)
+
+
+def test_waiting_for_another_compiler_takes_as_long_as_compiling_may(environ: dict[str, str]):
+    assert Settings.load(environ, compile_timeout="20m").lock_timeout == 1200
+    assert Settings.load(environ, compile_timeout="20m", lock_timeout="5").lock_timeout == 5
+    assert Settings.load(environ, lock_timeout="0").lock_timeout == 0
+    configure(environ, "lock_timeout = ''\ncompile_timeout = 7\n")
+    assert Settings.load(environ).lock_timeout == 7
