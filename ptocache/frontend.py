@@ -371,6 +371,7 @@ class Job(NamedTuple):
         ]
 
     def result(self, entry: Entry, origin: str, via: str | None) -> CompileResult:
+        """The answer to the request: an entry, and how it was come by."""
         seconds = time.perf_counter() - self.start
         return CompileResult(entry.aibin, self.key.name, origin, via, seconds, self.request, entry.action)
 

@@ -206,7 +206,7 @@ def test_an_unknown_arch_is_refused(arch: str):
         ("-O3 # no comment", ["-O3", "#", "no", "comment", DEFAULT_BACKEND]),
         (("-b", "-a", "-b"), ["-b", "-a", "-b", DEFAULT_BACKEND]),
         (["--pto-backend=emitc"], ["--pto-backend=emitc"]),
-        ("--pto-backend emitc -g", ["--pto-backend", "emitc", "-g"]),
+        ("--pto-backend emitc -g", ["--pto-backend=emitc", "-g"]),
         (["--pto-backends=no"], ["--pto-backends=no", DEFAULT_BACKEND]),
         (["", "-g"], ["", "-g", DEFAULT_BACKEND]),
         (["--path=caf\udce9"], ["--path=caf\udce9", DEFAULT_BACKEND]),

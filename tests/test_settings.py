@@ -47,6 +47,9 @@ def test_with_nothing_said_every_setting_has_its_default(environ: dict[str, str]
         lock_timeout=600.0,
         compile_timeout=600.0,
         toolchain="",
+        recompile=False,
+        verify=False,
+        failure_ttl=600.0,
         keep_temps=False,
         log="",
     )
@@ -62,6 +65,9 @@ VALUES: list[tuple[str, str, Any, str, Any, object, Any]] = [
     ("lock_timeout", "1.5", 1.5, "2m", 120.0, 3, 3.0),
     ("compile_timeout", '"1h"', 3600.0, "5", 5.0, 0.25, 0.25),
     ("toolchain", '"emulated"', "emulated", " Emulated ", "emulated", "", ""),
+    ("recompile", "true", True, "0", False, "on", True),
+    ("verify", "true", True, "0", False, "on", True),
+    ("failure_ttl", '"1h"', 3600.0, "0", 0.0, 7, 7.0),
     ("keep_temps", '"on"', True, "no", False, 1, True),
     ("log", '"debug"', "debug", "INFO", "info", "error", "error"),
 ]

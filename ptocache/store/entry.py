@@ -30,6 +30,11 @@ _DIGEST_SIZE = 16
 Accept = Callable[[bytes], bool]
 
 
+def accept_all(_inputs: bytes) -> bool:
+    """For keys that name everything: their actions have no inputs beside."""
+    return True
+
+
 class Action(NamedTuple):
     """One compilation that was done.
 
@@ -111,7 +116,7 @@ class Tier(Protocol):
     def name(self) -> str:
         """How the tier is called in results and statistics."""
 
-    def get(self, key: Key, accept: Accept) -> Entry | None:
+    def get(self, key: Key, accept: Accept = accept_all) -> Entry | None:
         """The first entry under a key whose inputs are accepted, checked; `None` for a miss."""
 
     def put(self, keys: Sequence[Key], entry: Entry) -> None:
@@ -119,11 +124,6 @@ class Tier(Protocol):
 
         The action's `check` is set to each key's own.
         """
-
-
-def accept_all(_inputs: bytes) -> bool:
-    """For keys that name everything: their actions have no inputs beside."""
-    return True
 
 
 def add_variant(actions: Sequence[Action], new: Action) -> list[Action]:
@@ -138,7 +138,7 @@ def json_bytes(facts: dict[str, Any]) -> bytes:
     return json.dumps(facts, sort_keys=True).encode()
 
 
-def make_entry(aibin: bytes, *, seconds: float, created: float, inputs: bytes, facts: dict[str, Any]) -> Entry:
+def make_entry(aibin: bytes, *, seconds: float, created: float, facts: dict[str, Any], inputs: bytes = b"") -> Entry:
     """Describe a device binary that was just made."""
     action = Action(
         check=b"",

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from ptocache.errors import NotACacheError
 from ptocache.log import get_logger
 from ptocache.request import Key
-from ptocache.store.entry import Accept, Action, Entry, add_variant, decode_actions, encode_actions
+from ptocache.store.entry import Accept, Action, Entry, accept_all, add_variant, decode_actions, encode_actions
 from ptocache.store.files import DamagedError, make_root, publish, read_file, remove, touch
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ class LocalTier:
         self._sources = os.path.join(directory, "sources")
         self._lazy_index: Index | None = None
 
-    def get(self, key: Key, accept: Accept) -> Entry | None:
+    def get(self, key: Key, accept: Accept = accept_all) -> Entry | None:
         """The first entry under a key whose inputs are accepted, checked; what is damaged is removed."""
         for action in self.actions(key.name):
             if action.check == key.check and accept(action.inputs):
@@ -111,7 +111,10 @@ class LocalTier:
         if not self._holds(output, entry):
             publish(self.directory, self._output_path(output), entry.aibin)
         for key in keys:
-            actions = add_variant(self.actions(key.name), entry.action._replace(check=key.check))
+            stored: list[Action] = []
+            with contextlib.suppress(OSError):  # what cannot be read is replaced
+                stored = self.actions(key.name)
+            actions = add_variant(stored, entry.action._replace(check=key.check))
             publish(self.directory, self._action_path(key.name), encode_actions(actions))
         self._index.add(output, row)
         self._evict()

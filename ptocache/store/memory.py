@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from ptocache.forks import watch_forks
 from ptocache.request import Key
-from ptocache.store.entry import VARIANTS, Accept, Entry
+from ptocache.store.entry import VARIANTS, Accept, Entry, accept_all
 
 #: The default bound: a few hundred kernels of the usual 16 to 256 KiB, and little beside a framework.
 MEMORY_LIMIT = 64 << 20
@@ -30,7 +30,7 @@ class MemoryTier:
         self._lock = threading.Lock()
         watch_forks(self)
 
-    def get(self, key: Key, accept: Accept) -> Entry | None:
+    def get(self, key: Key, accept: Accept = accept_all) -> Entry | None:
         """The first entry under a key whose inputs are accepted, or `None`."""
         with self._lock:
             variants = self._entries.get(key)
