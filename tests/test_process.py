@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import signal
 import subprocess
@@ -260,10 +261,11 @@ def test_a_program_that_ignores_its_childrens_ends_can_run_tools(tmp_path: Path)
 
 
 def test_many_runs_leave_no_child_and_no_open_file(tmp_path: Path):
-    def open_files() -> list[str]:
-        return sorted(os.listdir("/proc/self/fd"))
+    def open_files() -> set[str]:
+        return set(os.listdir("/proc/self/fd"))
 
     run(tmp_path, "true")
+    gc.collect()  # what earlier tests left to be closed
     before = open_files()
     for number in range(70):  # for each of the three ways of waiting
         assert run(tmp_path, "sh", "-c", f"exit {number % 3}").returncode == number % 3
@@ -271,4 +273,4 @@ def test_many_runs_leave_no_child_and_no_open_file(tmp_path: Path):
             run(tmp_path, ["/no/such/tool", str(tmp_path)][number % 2])
     with pytest.raises(ToolTimeoutError):
         run(tmp_path, "sleep", str(WAIT), timeout=0.01)
-    assert open_files() == before
+    assert open_files() <= before
