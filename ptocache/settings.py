@@ -175,7 +175,10 @@ def _parse_optional_seconds(text: str) -> float | None:
 def _parse_directory(text: str) -> str:
     if "\0" in text:
         raise ValueError(f"expected a directory, found {text!r}")
-    return os.path.abspath(os.path.expanduser(text)) if text else ""
+    try:
+        return os.path.abspath(os.path.expanduser(text)) if text else ""
+    except FileNotFoundError:
+        raise ValueError(f"expected an absolute path, as the working directory is gone; found {text!r}") from None
 
 
 def _parse_choice(*choices: str) -> Callable[[str], str]:

@@ -171,7 +171,10 @@ def import_roots(environ: Mapping[str, str]) -> list[str]:
 
 def _own_roots() -> set[str]:
     """What this program has on its path for itself alone: the working directory, its script's directory."""
-    return {"", os.getcwd(), os.path.dirname(os.path.abspath(sys.argv[0] if sys.argv else ""))}
+    try:
+        return {"", os.getcwd(), os.path.dirname(os.path.abspath(sys.argv[0] if sys.argv else ""))}
+    except FileNotFoundError:  # the working directory was removed
+        return {""}
 
 
 def _first(name: str, candidates: Iterable[str], hint: str) -> str:
