@@ -182,23 +182,24 @@ class CompileCache:
 
     def _compile_once(self, job: Job) -> CompileResult:
         """Compile under the lease on the key, unless another process did while this one waited."""
-        from ptocache.lease import lease  # filelock takes longer to import than a hit takes
+        try:
+            self._raise_remembered(job)
+            self._log_miss(job)
+            from ptocache.lease import lease  # filelock takes longer to import than a hit takes
 
-        self._log_miss(job)
-        with lease(self.settings, job.key.name):
-            try:
+            with lease(self.settings, job.key.name):
                 if self.settings.recompile:
                     return self._compile(job)
                 self._raise_remembered(job)
                 return self._look_up(job) or self._compile(job)
-            except PtocacheError as error:
-                self.counters.add("misses")
-                self.counters.add("failures")
-                if getattr(error, "remembered", False):
-                    self.counters.add("failures_remembered")
-                raise
-            finally:
-                self.counters.flush()
+        except PtocacheError as error:
+            self.counters.add("misses")
+            self.counters.add("failures")
+            if getattr(error, "remembered", False):
+                self.counters.add("failures_remembered")
+            raise
+        finally:
+            self.counters.flush()
 
     def _compile(self, job: Job) -> CompileResult:
         """Run the pipeline; where the lowered text is known, without its two expensive stages."""
@@ -247,6 +248,8 @@ class CompileCache:
             return None
 
     def _raise_remembered(self, job: Job) -> None:
+        if self.settings.recompile:
+            return
         failure = self._store.try_to("read a failure", lambda: self._failures.get(job.key, job.checker.unchanged))
         if failure is not None:
             raise failure
