@@ -8,9 +8,12 @@ remembered; the file is simply read again.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
+import stat
 import threading
 import time
+from typing import BinaryIO
 
 import xxhash
 
@@ -54,13 +57,14 @@ class Digests:
             return digest
         started = time.time_ns()
         hasher = xxhash.xxh3_128()
-        with open(path, "rb") as file:
+        with open_regular(path) as file:
+            # The file that is read, which a rename may have put at the path since the `stat`.
+            identity = _identity(path, os.fstat(file.fileno()))
             while chunk := file.read(_CHUNK):
                 hasher.update(chunk)
-            # The file that was read, which a rename may have put at the path since the `stat`.
-            identity = _identity(path, os.fstat(file.fileno()))
+            unchanged = identity == _identity(path, os.fstat(file.fileno()))
         digest = hasher.digest()
-        if started - max(identity[4:]) > RACY_NS:
+        if unchanged and started - max(identity[4:]) > RACY_NS:
             with self._lock:
                 known[identity] = digest
                 self._new.append(_line(identity, digest))
@@ -70,18 +74,22 @@ class Digests:
         """What `remember` was told about something with this name and identity: a digest, or `None`."""
         return self._load().get(_fact(name, identity))
 
-    def remember(self, name: str, identity: bytes, digest: bytes) -> None:
-        """Remember a digest that was costly to make, of something that has an identity of 16 bytes."""
+    def remember(self, name: str, identity: bytes, digest: bytes, *, lasting: bool = True) -> None:
+        """Remember a digest that was costly to make, of something that has an identity of 16 bytes.
+
+        Where it is not `lasting`, the next process makes it again.
+        """
         with self._lock:
             self._load()[_fact(name, identity)] = digest
-            self._new.append(_line(_fact(name, identity), digest))
+            if lasting:
+                self._new.append(_line(_fact(name, identity), digest))
 
     def save(self) -> None:
         """Add what is new to the file. Where that cannot be done, the next process computes it again."""
         if not self._new or self._readonly or not self._path or not os.path.isdir(self._directory):
             return
         with self._lock:
-            new, self._new = b"".join(self._new), []
+            new, self._new = _end_of(self._new), []
         with contextlib.suppress(OSError):
             size = os.stat(self._path, follow_symlinks=False).st_size if os.path.lexists(self._path) else _FILE_LIMIT
             if size + len(new) > _FILE_LIMIT:
@@ -109,6 +117,16 @@ class Digests:
         return self._known
 
 
+def open_regular(path: str) -> BinaryIO:
+    """Open a regular file for reading, links resolved; a pipe is not waited for, and a device not touched."""
+    mode = os.stat(path).st_mode
+    if not stat.S_ISREG(mode):
+        code = errno.EISDIR if stat.S_ISDIR(mode) else errno.EINVAL
+        raise OSError(code, "a directory" if code == errno.EISDIR else "not a regular file", path)
+    # Not to be kept waiting by a pipe that takes the file's place in this moment either.
+    return open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK))
+
+
 def _identity(path: str, status: os.stat_result) -> Identity:
     return (path, status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
 
@@ -116,6 +134,16 @@ def _identity(path: str, status: os.stat_result) -> Identity:
 def _fact(name: str, identity: bytes) -> Identity:
     first, second = int.from_bytes(identity[:8], "little"), int.from_bytes(identity[8:16], "little")
     return (f"<{name}>", first, second, 0, 0, 0)
+
+
+def _end_of(lines: list[bytes]) -> bytes:
+    """The last lines, as many as fit into the file."""
+    size = 0
+    for start in range(len(lines), 0, -1):
+        size += len(lines[start - 1])
+        if size > _FILE_LIMIT:
+            return b"".join(lines[start:])
+    return b"".join(lines)
 
 
 def _line(identity: Identity, digest: bytes) -> bytes:
@@ -130,6 +158,7 @@ def _read_line(line: bytes, known: dict[Identity, bytes]) -> None:
     check, _, body = line.partition(b" ")
     if not body or xxhash.xxh3_64_hexdigest(body).encode() != check:
         return
-    digest, device, inode, size, mtime, ctime, path = body.decode("utf-8", "surrogateescape").split(" ", 6)
-    identity = (path, int(device, 16), int(inode, 16), int(size, 16), int(mtime, 16), int(ctime, 16))
-    known[identity] = bytes.fromhex(digest)
+    with contextlib.suppress(ValueError):  # well made, and not by us
+        digest, device, inode, size, mtime, ctime, path = body.decode("utf-8", "surrogateescape").split(" ", 6)
+        identity = (path, int(device, 16), int(inode, 16), int(size, 16), int(mtime, 16), int(ctime, 16))
+        known[identity] = bytes.fromhex(digest)

@@ -6,16 +6,21 @@ Nearest means: the same kernels first, then the most equal parts, then the newes
 from __future__ import annotations
 
 import difflib
+import io
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 from ptocache.errors import SourceError
-from ptocache.inputs import decode_inputs
+from ptocache.inputs import Input, decode_inputs
 from ptocache.request import key_flags, source_digest
 from ptocache.source import find_kernels
 from ptocache.store.entry import Action
+from ptocache.store.failures import Failures
+from ptocache.store.local import LocalTier
 
 if TYPE_CHECKING:
     from ptocache.frontend import CompileCache, Job
+    from ptocache.settings import Settings
 
 
 class Difference(NamedTuple):
@@ -23,8 +28,8 @@ class Difference(NamedTuple):
 
     Attributes:
         part: the part's name: `source`, `arch`, `flags`, a part of the stamp, or an input.
-        stored: what it was.
-        now: what it is.
+        stored: what it was; empty for nothing.
+        now: what it is; empty for nothing.
     """
 
     part: str
@@ -57,19 +62,23 @@ class Explanation(NamedTuple):
         key: the name of its source key.
         hit: the tier that has it, or `None`.
         parts: the parts of the key, as text.
-        inputs: what the lowering read beside the source, for a hit.
+        inputs: for a hit, what the lowering read beside the source; it is the same now.
         nearest: for a miss, the stored compilation that is most like it, if there is any.
+        failure: for a miss, the message of the failure that is remembered and would be the answer, or `None`.
+        notes: the settings that make a compile do something else than this says.
     """
 
     key: str
     hit: str | None
     parts: list[tuple[str, str]]
-    inputs: list[str]
+    inputs: list[Input]
     nearest: Nearest | None
+    failure: str | None
+    notes: list[str]
 
 
 def explain(cache: CompileCache, job: Job) -> Explanation:
-    """Explain a request without compiling anything.
+    """Explain a request without compiling anything; nothing that is stored is touched.
 
     Args:
         cache: where to look.
@@ -77,24 +86,37 @@ def explain(cache: CompileCache, job: Job) -> Explanation:
 
     Returns:
         The explanation.
+
+    Raises:
+        SourceError: the source does not parse or has no kernel: whatever is stored, it cannot be compiled.
     """
-    entry = cache.local.get(job.key, job.checker.unchanged)
+    find_kernels(job.request.source)
+    settings = cache.settings
+    local = LocalTier(settings.dir, readonly=True)
+    entry = local.get(job.key, job.checker.unchanged)
+    notes = list(_notes(settings))
     if entry is not None:
-        inputs = [item.name for item in decode_inputs(entry.action.inputs) or ()]
-        return Explanation(job.key.name, cache.local.name, job.parts(), inputs, None)
-    return Explanation(job.key.name, None, job.parts(), [], find_nearest(cache, job))
+        inputs = list(decode_inputs(entry.action.inputs) or ())
+        return Explanation(job.key.name, local.name, job.parts(), inputs, None, None, notes)
+    failures = Failures(settings.dir, settings.failure_ttl, readonly=True)
+    failure = failures.get(job.key, job.checker.unchanged)
+    message = None if failure is None else str(failure)
+    return Explanation(job.key.name, None, job.parts(), [], find_nearest(local, job), message, notes)
 
 
 def reason(cache: CompileCache, job: Job) -> str:
     """Why a request is a miss, in one line."""
-    nearest = find_nearest(cache, job)
+    if cache.settings.recompile:
+        return "PTOCACHE_RECOMPILE is set"
+    nearest = find_nearest(cache.local, job)
     if nearest is None:
         return "nothing is stored yet"
-    what = ", ".join(difference.part for difference in nearest.differences) or "its output is gone"
-    return f"of the stored compilations {nearest.key} ({', '.join(nearest.kernels)}) is nearest; different: {what}"
+    what = ", ".join(difference.part for difference in nearest.differences) or "nothing, but its output is gone"
+    text = f"of the stored compilations {nearest.key} ({', '.join(nearest.kernels)}) is nearest; different: {what}"
+    return " ".join(text.splitlines())
 
 
-def find_nearest(cache: CompileCache, job: Job) -> Nearest | None:
+def find_nearest(local: LocalTier, job: Job) -> Nearest | None:
     """The stored compilation that is most like a request, `None` where nothing is stored."""
     try:
         kernels = [kernel.name for kernel in find_kernels(job.request.source)]
@@ -102,39 +124,68 @@ def find_nearest(cache: CompileCache, job: Job) -> Nearest | None:
         kernels = []
     now = dict(job.parts())
     best: tuple[tuple[bool, int, float], str, Action] | None = None
-    for name, action in cache.local.all_actions():
-        facts = action.details()
-        if "pto" in facts:
+    for name, action in local.all_actions():
+        parts = _parts(action)
+        if parts is None:
             continue
-        stored = _parts(action)
-        equal = sum(stored.get(part) == value for part, value in now.items())
-        rank = (facts["kernels"] == kernels, equal, action.created)
+        equal = sum(parts.get(part) == value for part, value in now.items())
+        rank = (action.details()["kernels"] == kernels, equal, action.created)
         if best is None or rank > best[0]:
             best = (rank, name, action)
     if best is None:
         return None
     _, name, action = best
+    stored = _parts(action) or {}
     differences = [
-        Difference(part, stored, now.get(part, ""))
-        for part, stored in _parts(action).items()
-        if stored != now.get(part, "")
+        Difference(part, *_different_lines(stored.get(part, ""), now.get(part, "")))
+        for part in [*now, *(part for part in stored if part not in now)]
+        if stored.get(part, "") != now.get(part, "")
     ]
     differences += [
-        Difference(f"{item.kind} {item.name}", item.digest or "absent", job.checker.state(item) or "absent")
+        Difference(f"{item.kind} {item.name}", item.digest, job.checker.state(item))
         for item in job.checker.changed(decode_inputs(action.inputs) or ())
     ]
     diff = ""
-    old = cache.local.source(name)
-    if old is not None and source_digest(old) != now["source"]:
-        diff = "".join(
-            difflib.unified_diff(
-                old.splitlines(keepends=True), job.request.source.splitlines(keepends=True), "stored", "now", n=1
-            )
-        )
+    if stored["source"] != now["source"]:
+        old = local.source(name)
+        # What was kept may be damaged.
+        if old is not None and source_digest(old) == stored["source"]:
+            diff = _diff(old, job.request.source)
     return Nearest(name, list(action.details()["kernels"]), action.created, differences, diff)
 
 
-def _parts(action: Action) -> dict[str, str]:
-    facts = action.details()
-    flags = " ".join(key_flags(facts["flags"]))
-    return {"source": facts["source"], "arch": facts["arch"], "flags": flags, **facts["stamp"]}
+def _parts(action: Action) -> dict[str, str] | None:
+    """The parts of the key that an action was stored under; `None` for a PTO key's, and for what is not ours."""
+    try:
+        facts = action.details()
+        if "pto" in facts:
+            return None
+        flags = " ".join(key_flags(facts["flags"]))
+        texts = {"source": facts["source"], "arch": facts["arch"], "flags": flags, **facts["stamp"]}
+        return texts if all(isinstance(text, str) for text in [*texts.values(), *facts["kernels"]]) else None
+    except (ValueError, LookupError, TypeError):
+        return None
+
+
+def _different_lines(stored: str, now: str) -> tuple[str, str]:
+    """Two values without the lines that are in both, unless only their order differs."""
+    old, new = stored.splitlines(), now.splitlines()
+    only_old = [line for line in old if line not in new]
+    only_new = [line for line in new if line not in old]
+    return ("\n".join(only_old), "\n".join(only_new)) if only_old or only_new else (stored, now)
+
+
+def _diff(stored: str, now: str) -> str:
+    lines = difflib.unified_diff(
+        list(io.StringIO(stored, newline="")), list(io.StringIO(now, newline="")), "stored", "now", n=1
+    )
+    return "".join(line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines)
+
+
+def _notes(settings: Settings) -> Iterator[str]:
+    if settings.disable:
+        yield "PTOCACHE_DISABLE is set: the cache is neither read nor written."
+    elif settings.recompile:
+        yield "PTOCACHE_RECOMPILE is set: what is stored is not used, but replaced."
+    elif settings.verify:
+        yield "PTOCACHE_VERIFY is set: a hit is compiled too, and compared."

@@ -20,10 +20,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ptocache.counters import Counters
 from ptocache.digests import Digests
-from ptocache.errors import PtocacheError, ToolError
+from ptocache.errors import PtocacheError, ToolError, ToolNotFoundError
 from ptocache.inputs import Checker, Inputs, Unstable, Variable, encode_inputs, read_report
 from ptocache.log import get_logger, log_to_stderr
-from ptocache.mlir import text_for_key
 from ptocache.request import (
     ARCHS,
     CompileRequest,
@@ -41,7 +40,7 @@ from ptocache.store.entry import Action, Entry, json_bytes, make_entry
 from ptocache.store.failures import Failures, will_repeat
 from ptocache.store.local import LocalTier
 from ptocache.store.memory import MemoryTier
-from ptocache.store.tiers import Store
+from ptocache.store.tiers import Found, Store
 from ptocache.tools import TOOL_VARIABLES, Toolchain, import_roots, locate, tool_environ
 
 if TYPE_CHECKING:
@@ -150,10 +149,8 @@ class CompileCache:
                 return job.result(self._describe(job, stages, stages.build(stages.lower())), "compiled", None)
         if self.settings.recompile:
             return self._compile_once(job)
-        result = self._look_up(job)
-        if result is None:
-            return self._compile_once(job)
-        return self._verify(job, result) if self.settings.verify else result
+        result = self._look_up(job) or self._compile_once(job)
+        return self._verify(job, result) if self.settings.verify and result.via == "source" else result
 
     def prepare(
         self, source: str, arch: str | None = None, flags: Sequence[str] | str | None = None, verbose: bool = False
@@ -183,15 +180,21 @@ class CompileCache:
     def _compile_once(self, job: Job) -> CompileResult:
         """Compile under the lease on the key, unless another process did while this one waited."""
         try:
-            self._raise_remembered(job)
+            if (failure := self._remembered(job)) is not None:
+                self._log_miss(job, "a failure is remembered")
+                raise failure
             self._log_miss(job)
             from ptocache.lease import lease  # filelock takes longer to import than a hit takes
 
             with lease(self.settings, job.key.name):
                 if self.settings.recompile:
                     return self._compile(job)
-                self._raise_remembered(job)
-                return self._look_up(job) or self._compile(job)
+                found = self._look_up(job)
+                if found is not None:
+                    return found
+                if (failure := self._remembered(job)) is not None:
+                    raise failure
+                return self._compile(job)
         except PtocacheError as error:
             self.counters.add("misses")
             self.counters.add("failures")
@@ -211,6 +214,8 @@ class CompileCache:
                 if found is not None:
                     # The output is the stored one; the request that led to it is this one.
                     aibin, origin = found.entry.aibin, found.origin
+                    if self.settings.verify:
+                        aibin = stages.build(pto_path)
                 else:
                     aibin, origin = stages.build(pto_path), "compiled"
             except ToolError as error:
@@ -218,26 +223,43 @@ class CompileCache:
                 raise
             inputs = self._inputs(job, stages)
             entry = self._describe(job, stages, aibin, inputs or ())
+        if found is not None and found.entry.aibin != aibin:
+            self._report_difference(job, pto_key, found, entry)
+            found = None
         if found is not None:
             saved = found.entry.action.seconds - entry.action.seconds
             entry = entry._replace(action=entry.action._replace(seconds=found.entry.action.seconds))
             self._keep(job, entry, inputs)
             return self._hit(job, entry, origin, "pto", saved=saved)
-        # Tools that were replaced meanwhile made something that this stamp does not name.
-        if make_stamp(job.tools, self._digests).name == job.stamp.name:
-            self._store.put([pto_key], _for_pto_key(entry))
-            self._keep(job, entry, inputs)
+        self._keep(job, entry, inputs, pto_key)
         self.counters.add("misses")
         self.counters.add("compiles")
         self.counters.add("seconds_compiling", entry.action.seconds)
         return job.result(entry, "compiled", None)
 
-    def _keep(self, job: Job, entry: Entry, inputs: Inputs | None) -> None:
-        """Store an entry under its source key, with the source beside it; without known inputs, do not."""
-        if inputs is None:
+    def _keep(self, job: Job, entry: Entry, inputs: Inputs | None, pto_key: Key | None = None) -> None:
+        """Store an entry under its source key, the source beside it, and under its PTO key where it is new there.
+
+        Where the inputs have no name it is not stored under the source key. Nothing is stored where tools were
+        replaced meanwhile: what they made is not what this stamp names.
+        """
+        if not self._are_tools_the_same(job):
             return
-        self._store.put([job.key], entry)
-        self._store.try_to("keep a source", lambda: self.local.keep_source(job.key, job.request.source))
+        if pto_key is not None:
+            self._store.put([pto_key], _for_pto_key(entry))
+        if inputs is not None:
+            self._store.put([job.key], entry)
+            self._store.try_to("keep a source", lambda: self._keep_source(job))
+
+    def _are_tools_the_same(self, job: Job) -> bool:
+        try:
+            return make_stamp(job.tools, self._digests).name == job.stamp.name
+        except ToolNotFoundError:  # one is gone, and what it made is there all the same
+            return False
+
+    def _keep_source(self, job: Job) -> None:
+        if self.local.actions(job.key.name):  # without its action, eviction would not find it
+            self.local.keep_source(job.key, job.request.source)
 
     def _inputs(self, job: Job, stages: Stages) -> Inputs | None:
         """What the lowering read beside the source; `None` where that has no name, so that nothing can be stored."""
@@ -247,12 +269,11 @@ class CompileCache:
             get_logger(__name__).debug("%s is not stored under its source: %s", job.key.name, reason)
             return None
 
-    def _raise_remembered(self, job: Job) -> None:
+    def _remembered(self, job: Job) -> ToolError | None:
+        """The failure that this compilation had a while ago, if nothing changed since."""
         if self.settings.recompile:
-            return
-        failure = self._store.try_to("read a failure", lambda: self._failures.get(job.key, job.checker.unchanged))
-        if failure is not None:
-            raise failure
+            return None
+        return self._store.try_to("read a failure", lambda: self._failures.get(job.key, job.checker.unchanged))
 
     def _remember(self, job: Job, stages: Stages, error: ToolError) -> None:
         inputs = self._inputs(job, stages) if will_repeat(error) else None
@@ -268,28 +289,33 @@ class CompileCache:
             if aibin == result.aibin:
                 return result
             pto_key = self._pto_key(job, os.path.join(stages.work, "kernel.pto"))
+        found = Found(Entry(result.action, result.aibin), result.origin)
+        self._report_difference(job, job.key, found, entry)
+        self._keep(job, entry, inputs, pto_key)
+        return job.result(entry, "compiled", None)
+
+    def _report_difference(self, job: Job, key: Key, found: Found, fresh: Entry) -> None:
+        stored = found.entry.action
         get_logger(__name__).error(
             "PTOCACHE_VERIFY: the %s cache has another device binary under key %s (SHA-256 %s, made %s) than the one "
             "compiled now (SHA-256 %s), which is used. The key's parts: %s",
-            result.origin,
-            job.key.name,
-            result.sha256,
-            time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(result.action.created)),
-            entry.action.sha256.hex(),
-            "; ".join(f"{name}: {value}" for name, value in job.parts()),
+            found.origin,
+            key.name,
+            stored.sha256.hex(),
+            time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(stored.created)),
+            fresh.action.sha256.hex(),
+            "; ".join(f"{name}: {', '.join(value.splitlines()) or 'none'}" for name, value in job.parts()),
         )
         self.counters.add("errors")
-        self._store.put([pto_key], _for_pto_key(entry))
-        self._keep(job, entry, inputs)
-        return job.result(entry, "compiled", None)
 
-    def _log_miss(self, job: Job) -> None:
+    def _log_miss(self, job: Job, why: str | None = None) -> None:
         from ptocache.log import debugging
 
         if debugging():
             from ptocache.explain import reason
 
-            get_logger(__name__).debug("miss %s: %s", job.key.name, reason(self, job))
+            why = why or self._store.try_to("explain a miss", lambda: reason(self, job)) or "the cache cannot be read"
+            get_logger(__name__).debug("miss %s: %s", job.key.name, why)
 
     @contextlib.contextmanager
     def _pipeline(self, job: Job) -> Iterator[Stages]:
@@ -303,6 +329,8 @@ class CompileCache:
             yield Stages(run, job.tools, job.request, kernels, work)
 
     def _pto_key(self, job: Job, pto_path: str) -> Key:
+        from ptocache.mlir import text_for_key  # its expressions take longer to compile than a hit takes
+
         with open(pto_path, encoding="utf-8", newline="", errors="surrogateescape") as file:
             text = text_for_key(file.read(), job.request.flags)
         return make_key(pto_parts(text, job.request, job.stamp.backend_name))

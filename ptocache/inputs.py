@@ -7,18 +7,24 @@ import root, never by where it was. A stored action answers a request only if al
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
-from collections.abc import Callable, Iterable
+import time
+from collections.abc import Callable, Iterable, Iterator
+from importlib.machinery import EXTENSION_SUFFIXES
 from typing import NamedTuple
 
 import xxhash
 
-from ptocache.digests import Digests
+from ptocache.digests import RACY_NS, Digests
 
 FILE, ABSENT, VARIABLE = "file", "absent", "variable"
 
 _SEPARATOR = "\0"
+
+# Linux takes no longer path (PATH_MAX).
+_LONGEST_NAME = 4096
 
 #: Gives the value of an environment variable, `None` where it is not set.
 Variable = Callable[[str], "str | None"]
@@ -68,8 +74,11 @@ def read_report(path: str, digests: Digests, variable: Variable) -> Inputs:
     except (OSError, ValueError) as error:
         raise Unstable(f"the frontend left no report of what it read ({error})") from None
     if report["outside"]:
-        raise Unstable(f"it read {report['outside'][0]}, which is below no import root")
-    inputs = [Input(ABSENT, name, "") for name in report["absent"]]
+        raise Unstable(f"it read {report['outside'][0]}, which has no name below an import root")
+    inputs = [Input(ABSENT, name, "") for name, _ in report["absent"]]
+    appeared = [where for _, where in report["absent"] if where and os.path.lexists(where)]
+    if appeared:
+        raise Unstable(f"{appeared[0]} appeared while the source was lowered")
     for name, where, status in report["files"]:
         try:
             digest = digests.of(where).hex()
@@ -99,7 +108,8 @@ def decode_inputs(data: bytes) -> Inputs | None:
         return None
     if len(words) % 3 != 1 or words[-1]:
         return None
-    return tuple(Input(*words[i : i + 3]) for i in range(0, len(words) - 1, 3))
+    inputs = tuple(Input(*words[i : i + 3]) for i in range(0, len(words) - 1, 3))
+    return inputs if all(item.kind in {FILE, ABSENT, VARIABLE} for item in inputs) else None
 
 
 class Checker:
@@ -115,60 +125,122 @@ class Checker:
         self._digests = digests
         self._variable = variable
         self._roots = [root for root in roots if not _is_standard(root)]
+        self._listings: dict[str, tuple[tuple[int, int, int], frozenset[str]]] = {}
 
     def unchanged(self, data: bytes) -> bool:
         """Whether encoded inputs are all the same now."""
         if not data:
             return True
         inputs = decode_inputs(data)
-        return inputs is not None and all(self.state(item) == item.digest for item in inputs)
+        return inputs is not None and not any(self._changes(inputs))
 
     def changed(self, inputs: Inputs) -> list[Input]:
         """Those of the inputs that are not the same now."""
-        return [item for item in inputs if self.state(item) != item.digest]
+        return [item for item, is_changed in zip(inputs, self._changes(inputs), strict=True) if is_changed]
 
     def state(self, item: Input) -> str:
         """The digest that an input has now; empty for what is absent or unset, `?` where it cannot be read."""
+        return self._state(item, _Glance({}, {}))
+
+    def _changes(self, inputs: Inputs) -> Iterator[bool]:
+        glance = _Glance({}, {})
+        return (self._state(item, glance) != item.digest for item in inputs)
+
+    def _state(self, item: Input, glance: _Glance) -> str:
         if item.kind == VARIABLE:
             return _value_digest(self._variable(item.name))
         # What comes from a store is a name to be looked for below the import roots, and cannot lead out of them.
         if not _is_plain(item.name):
             return "?"
         try:
-            return self._digests.of(self._find(item.name)).hex()
+            return self._digests.of(self._find(item.name, glance)).hex()
         except FileNotFoundError:
             return ""
-        except OSError:
+        except (OSError, ValueError):
             return "?"
 
-    def _find(self, name: str) -> str:
-        package = f"{name[:-3]}/__init__.py" if name.endswith(".py") else ""
-        for root in [*self._roots, *_hooked_root(name)]:
-            if package and os.path.isfile(os.path.join(root, package)):
-                return os.path.join(root, package)  # a package comes before a module of its name
-            path = os.path.join(root, name)
-            if os.path.isfile(path):
+    def _find(self, name: str, glance: _Glance) -> str:
+        """Where a module, or a file beside one, is now, as `import` would choose."""
+        package, _, base = name.rpartition("/")
+        for folder in self._package(package, glance):
+            if base.endswith(".py"):
+                path = self._module(folder, base[:-3], glance)
+            else:
+                path = f"{folder}/{base}" if base in self._names(folder, glance) else ""
+            if path and os.path.isfile(path):
+                return path
+        for root in _hooked_root(name):
+            if os.path.isfile(path := f"{root}/{name}"):
                 return path
         raise FileNotFoundError(name)
 
+    def _package(self, name: str, glance: _Glance) -> list[str]:
+        """The directories of a package: one where a module or an initialiser has its name, else all of that name."""
+        folders, path = self._roots, ""
+        for part in name.split("/") if name else ():
+            path = f"{path}/{part}"
+            known = glance.folders.get(path)
+            if known is None:
+                # A module of that name hides the packages behind it, too: nothing is found in its directory.
+                chosen = next((folder for folder in folders if self._module(folder, part, glance)), None)
+                known = [f"{folder}/{part}" for folder in (folders if chosen is None else [chosen])]
+                glance.folders[path] = known
+            folders = known
+        return folders
+
+    def _module(self, folder: str, name: str, glance: _Glance) -> str:
+        """The file in a directory that `import` takes for a module or a package; empty where there is none."""
+        names = self._names(folder, glance)
+        if name in names and os.path.isfile(path := f"{folder}/{name}/__init__.py"):
+            return path
+        for suffix in (*EXTENSION_SUFFIXES, ".py"):
+            if f"{name}{suffix}" in names and os.path.isfile(path := f"{folder}/{name}{suffix}"):
+                return path
+        return ""
+
+    def _names(self, folder: str, glance: _Glance) -> frozenset[str]:
+        """What is in a directory. It is read again when its time of change is another, or may not show the last one."""
+        names = glance.names.get(folder)
+        if names is None:
+            names = frozenset()
+            with contextlib.suppress(OSError, ValueError):
+                status = os.stat(folder)
+                identity = (status.st_dev, status.st_ino, status.st_mtime_ns)
+                listed, names = self._listings.get(folder, (None, names))
+                if listed != identity:
+                    now = time.time_ns()
+                    names = frozenset(os.listdir(folder))
+                    if now - status.st_mtime_ns > RACY_NS:
+                        self._listings[folder] = (identity, names)
+            glance.names[folder] = names
+        return names
+
+
+class _Glance(NamedTuple):
+    """What one look at inputs has found: names of directories, and directories of packages."""
+
+    names: dict[str, frozenset[str]]
+    folders: dict[str, list[str]]
+
 
 def _hooked_root(name: str) -> list[str]:
-    """The import root of a top-level package that only an import hook knows (an editable install)."""
-    top = name.partition("/")[0]
-    if "/" not in name or not top.isidentifier() or top in sys.builtin_module_names:
-        return []
-    import importlib.util
-
-    try:
-        spec = importlib.util.find_spec(top)
-    except (ImportError, ValueError):
-        return []
-    locations = spec.submodule_search_locations if spec is not None else None
-    return [os.path.dirname(location) for location in locations or ()]
+    """The import root of a top-level module that only an import hook knows (an editable install)."""
+    top, slash, _ = name.partition("/")
+    module = top if slash else top.removesuffix(".py")
+    for finder in sys.meta_path:
+        if getattr(finder, "__module__", "").startswith(("_frozen_importlib", "importlib.")):
+            continue
+        spec = None
+        with contextlib.suppress(Exception):  # a hook is anybody's code
+            spec = finder.find_spec(module, None) if module.isidentifier() else None
+        if spec is not None:
+            places = spec.submodule_search_locations if slash else [spec.origin]
+            return [os.path.dirname(place) for place in places or () if place]
+    return []
 
 
 def _is_plain(name: str) -> bool:
-    return bool(name) and not name.startswith("/") and all(part not in {"", ".", ".."} for part in name.split("/"))
+    return len(name) < _LONGEST_NAME and all(part not in {"", ".", ".."} for part in name.split("/"))
 
 
 def _is_standard(root: str) -> bool:

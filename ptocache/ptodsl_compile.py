@@ -7,15 +7,17 @@ could not be imported. The traceback is on standard error. Into REPORT goes what
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
 import sysconfig
 import time
 import traceback
-from collections.abc import Iterator, Sequence
-from importlib.machinery import ModuleSpec
-from types import ModuleType
+from collections.abc import Iterator, Mapping, Sequence
+from importlib.machinery import ModuleSpec, SourceFileLoader
+from importlib.util import cache_from_source
+from types import FrameType, ModuleType
 
 FRONTEND_UNAVAILABLE = 2
 LOWERING_FAILED = 3
@@ -30,8 +32,16 @@ _PARENTS = ("tilelang", "tilelang.contrib")
 #: The packages that the toolchain's stamp identifies: what they read is no input of its own.
 IDENTIFIED = ("ptodsl", "ptoas")
 
-# Places that describe the machine of the moment; no file there says what a kernel is.
+# Places that describe the machine of the moment; no file there says what a kernel is. But /dev/shm holds files.
 _SYSTEM = ("/dev/", "/proc/", "/sys/")
+_SHARED_MEMORY = "/dev/shm/"  # noqa: S108
+
+# Packages that look for modules, or for variables, on behalf of who calls them: `os.environ.get` is a method of
+# `collections.abc`.
+_AGENTS = ("importlib", "os", "posixpath", "collections")
+
+#: How long after a module's source was changed a compiled file must have been written to be trusted, in seconds.
+_BYTECODE_AGE = 2.0
 
 # Variables that the caller sets for every frontend process, or that belong to ptocache and its emulated tools.
 _OWN_VARIABLES = ("PYTHON", "PTOCACHE_")
@@ -62,11 +72,53 @@ class HelperFinder:
         return None
 
 
+class MissingFinder:
+    """Notes the modules that nobody found: a source may do another thing when there is one."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """The hook that `import` calls last."""
+        self._recorder.note_missing(name)
+        return None
+
+
+def distrust_bytecode() -> None:
+    """Load modules from their source where a compiled file may be of an earlier one.
+
+    Python takes a compiled file if it notes the source's size and the second of its last change. A helper that was
+    changed twice in a second would be lowered as it was at first, and kept under the digest of what it is now.
+    """
+    library = _library()
+    original = SourceFileLoader.path_stats
+
+    def path_stats(self: SourceFileLoader, path: str) -> Mapping[str, float]:
+        status = original(self, path)
+        if _is_library(path, library):
+            return status
+        identified = self.name.partition(".")[0] in IDENTIFIED
+        installed = any(f"{os.sep}{folder}{os.sep}" in path for folder in ("site-packages", "dist-packages"))
+        # An error from here is the loader's way of leaving compiled files alone. What is being written is small.
+        if not (identified or installed) or time.time() - status["mtime"] < _BYTECODE_AGE:
+            raise OSError(f"{path}: not from a compiled file")
+        compiled = cache_from_source(path)
+        with contextlib.suppress(FileNotFoundError):
+            if os.stat(compiled).st_mtime - status["mtime"] < _BYTECODE_AGE:
+                os.unlink(compiled)  # a new one is written, and is old enough; where it is not, the error stands
+        return status
+
+    SourceFileLoader.path_stats = path_stats  # type: ignore[method-assign]
+
+
 class Recorder:
     """Records what the source reads: modules, files that it opens, variables that it asks for.
 
     What the interpreter's own library and the identified packages read is left out. Not seen are reads below
-    Python (a C extension's own), listings of directories, and what programs read that the source starts.
+    Python (a C extension's own), questions whether a file exists, listings of directories, and what programs read
+    that the source starts.
 
     Args:
         source_path: the source, which is no input of its own.
@@ -76,10 +128,11 @@ class Recorder:
         self.started = time.time_ns()
         self._own = {source_path, os.path.abspath(__file__)}
         self._work = os.getcwd() + os.sep
-        paths = sysconfig.get_paths()
-        self._library = tuple(os.path.join(paths[name], "") for name in ("stdlib", "platstdlib"))
+        self._library = _library()
         self._identified: tuple[str, ...] = ()
-        self._opened: dict[str, None] = {}
+        self._opened: dict[str, list[int] | None] = {}
+        self._outside: dict[str, None] = {}
+        self._missing: dict[str, None] = {}
         self._variables: dict[str, None] = {}
         self._at_start = set(sys.modules)
 
@@ -91,6 +144,7 @@ class Recorder:
             if (file := getattr(sys.modules.get(name), "__file__", None))
         )
         sys.addaudithook(self._on_event)
+        sys.meta_path.append(MissingFinder(self))
         recorder = self
 
         class Environ(type(os.environ)):  # type: ignore[misc]
@@ -104,29 +158,36 @@ class Recorder:
                 return bool(super().__contains__(name))
 
             def __iter__(self) -> Iterator[str]:
-                for name in super().__iter__():
-                    recorder.note_variable(name)
-                    yield name
+                recorder.note_whole_environment()
+                names: Iterator[str] = super().__iter__()
+                return names
 
-        os.environ.__class__ = Environ
+        for environ in (os.environ, os.environb):  # both are views of the same
+            environ.__class__ = Environ
 
     def note_variable(self, name: object) -> None:
         """Note that a variable is asked for, unless it is the interpreter's library or the frontend that asks."""
-        frame = sys._getframe(2)
-        while frame.f_globals.get("__name__") in {"os", "_collections_abc"} and frame.f_back is not None:
-            frame = frame.f_back
-        if (
-            isinstance(name, str)
-            and not name.startswith(_OWN_VARIABLES)
-            and not self._is_left_out(frame.f_code.co_filename)
-        ):
+        if isinstance(name, bytes):
+            name = os.fsdecode(name)
+        if isinstance(name, str) and self._is_asked_for(name):
             self._variables[name] = None
 
+    def note_whole_environment(self) -> None:
+        """Note that all variables are gone through: also one that is not set now would be seen then."""
+        if self._is_of_source(_asker(sys._getframe(2))):
+            self._outside["the environment as a whole"] = None
+
+    def note_missing(self, name: str) -> None:
+        """Note that a module was looked for in vain, unless the interpreter's library or the frontend did."""
+        if name.partition(".")[0] not in IDENTIFIED and self._is_of_source(_asker(sys._getframe(2))):
+            self._missing[name] = None
+
     def write(self, path: str) -> None:
-        """Write the report."""
+        """Write the report. A file is in it as it was when it was opened first, a module's as it is now."""
         roots = sorted({os.path.join(os.path.abspath(entry), "") for entry in sys.path}, key=len, reverse=True)
         files: dict[str, tuple[str, str, list[int]]] = {}
-        absent, outside = [], []
+        absent = [(f"{name.replace('.', '/')}.py", "") for name in self._absent_modules()]
+        outside = list(self._outside)
         for file, known_root in self._read_files():
             if file in files:
                 continue
@@ -135,13 +196,11 @@ class Recorder:
                 outside.append(file)
                 continue
             name = os.path.relpath(file, root)
-            try:
-                status = os.stat(file)
-            except OSError:
-                absent.append(name)
+            status = self._opened[file] if file in self._opened else _status(file)
+            if status is None and file in self._opened:
+                absent.append((name, file))
             else:
-                times = [status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns]
-                files[file] = (name, file, times)
+                files[file] = (name, file, status or [])
         report = {
             "started": self.started,
             "files": list(files.values()),
@@ -151,6 +210,21 @@ class Recorder:
         }
         with open(path, "w", encoding="utf-8", errors="surrogateescape") as out:
             json.dump(report, out, ensure_ascii=False)
+
+    def _absent_modules(self) -> Iterator[str]:
+        """The modules that have no file and could have one: looked for in vain, a namespace, made by a hook."""
+        yield from (name for name in self._missing if name not in sys.modules)
+        for name, module in list(sys.modules.items()):
+            spec = getattr(module, "__spec__", None)
+            if (
+                name not in self._at_start
+                and name not in _PARENTS
+                and name.partition(".")[0] not in IDENTIFIED
+                and spec is not None
+                and spec.origin not in {"built-in", "frozen"}
+                and not getattr(module, "__file__", None)
+            ):
+                yield name
 
     def _read_files(self) -> Iterator[tuple[str, str | None]]:
         """What was read, each with its import root where that is known."""
@@ -173,22 +247,66 @@ class Recorder:
         if event != "open":
             return
         path, mode, flags = arguments
-        if isinstance(path, bytes):
-            path = os.fsdecode(path)
-        if not isinstance(path, str):
+        if not isinstance(path, (str, bytes, os.PathLike)):
             return
         writes = any(letter in mode for letter in "wax") if isinstance(mode, str) else _writes(flags)
-        path = os.path.abspath(path)
-        if not (writes or path.startswith(_SYSTEM) or "__pycache__" in path or self._is_left_out(path)):
-            self._opened[path] = None
+        path = os.path.abspath(os.fsdecode(path))
+        if path in self._opened or writes or f"{os.sep}__pycache__{os.sep}" in path or self._is_left_out(path):
+            return
+        if not path.startswith(_SYSTEM) or path.startswith(_SHARED_MEMORY):
+            self._opened[path] = _status(path)
+
+    def _is_asked_for(self, name: str) -> bool:
+        """Whether a variable that somebody asks for is an input, and can be one at all."""
+        try:
+            possible = b"\0" not in os.fsencode(name)
+        except UnicodeEncodeError:
+            possible = False
+        return possible and not name.startswith(_OWN_VARIABLES) and self._is_of_source(_asker(sys._getframe(3)))
+
+    def _is_of_source(self, file: str) -> bool:
+        """Whether code in a file asks on behalf of the source: it is neither the library's nor the frontend's."""
+        return not (
+            file == os.path.abspath(__file__)
+            or file.startswith(("<frozen ", *self._identified))
+            or _is_library(file, self._library)
+        )
 
     def _is_left_out(self, path: str) -> bool:
-        if path in self._own or path.startswith(("<", self._work, *self._identified)):
-            return True
-        return any(
-            path.startswith(library) and not path.startswith(("site-packages", "dist-packages"), len(library))
-            for library in self._library
+        """Whether a file that is read is no input: the source and what is made of it, the library, the frontend."""
+        return (
+            path in self._own
+            or path.startswith(("<", self._work, *self._identified))
+            or _is_library(path, self._library)
         )
+
+
+def _library() -> tuple[str, ...]:
+    paths = sysconfig.get_paths()
+    return tuple(os.path.join(paths[name], "") for name in ("stdlib", "platstdlib"))
+
+
+def _is_library(path: str, library: tuple[str, ...]) -> bool:
+    """Whether a file is one of the interpreter's own library, which the Python version stands for."""
+    return any(
+        path.startswith(place) and not path.startswith(("site-packages", "dist-packages"), len(place))
+        for place in library
+    )
+
+
+def _asker(frame: FrameType) -> str:
+    """The file of the code that asks for something, through whatever helps it to ask."""
+    while frame.f_globals.get("__name__", "").partition(".")[0] in _AGENTS and frame.f_back is not None:
+        frame = frame.f_back
+    return frame.f_code.co_filename
+
+
+def _status(path: str) -> list[int] | None:
+    try:
+        status = os.stat(path)
+    except OSError:
+        return None
+    return [status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns]
 
 
 def _writes(flags: object) -> bool:
@@ -198,6 +316,7 @@ def _writes(flags: object) -> bool:
 def main(source_path: str, kernel_names: list[str], out_path: str, report_path: str = "") -> int:
     """Lower the kernels of a source and return the exit status."""
     recorder = Recorder(source_path)
+    distrust_bytecode()
     sys.meta_path.insert(0, HelperFinder())
     try:
         from ptodsl import pto
@@ -221,7 +340,9 @@ def main(source_path: str, kernel_names: list[str], out_path: str, report_path: 
             traceback.print_exc()
             status = LOWERING_FAILED
     if report_path:
-        recorder.write(report_path)
+        # Without a report nothing is stored under this source; its text is as good as with one.
+        with contextlib.suppress(Exception):
+            recorder.write(report_path)
     return status
 
 

@@ -26,15 +26,17 @@ ARCHS = ("a5", "a3", "a2")
 #: Appended where no `--pto-backend` is given, as TileLang does: the back end that writes fat objects.
 DEFAULT_BACKEND = "--pto-backend=vpto"
 
-# Flags that would take the output away from where the pipeline looks for it, or make none.
+# Flags that would take the output away from where the pipeline looks for it, or make none. LLVM's tools take a long
+# option with one dash as well as with two.
+_OWN_PLACE = "the output's place is ptocache's"
+_PRINTS_ONLY = "it makes ptoas print and not compile"
 _REFUSED_FLAGS = {
-    "-o": "the output's place is ptocache's",
-    "--o": "the output's place is ptocache's",
-    "--output": "the output's place is ptocache's",
-    "--pto-arch": "use --arch or PTO_ARCH",
-    "--version": "it makes ptoas print and not compile",
-    "--help": "it makes ptoas print and not compile",
-    "-h": "it makes ptoas print and not compile",
+    "o": _OWN_PLACE,
+    "output": _OWN_PLACE,
+    "pto-arch": "use --arch or PTO_ARCH",
+    "version": _PRINTS_ONLY,
+    "help": _PRINTS_ONLY,
+    "h": _PRINTS_ONLY,
 }
 
 # Flags that change what ptoas prints and nothing of what it writes.
@@ -113,14 +115,17 @@ def _canonical_flags(words: Sequence[str]) -> tuple[str, ...]:
     flags: list[str] = []
     rest = iter(words)
     for flag in rest:
-        option = flag.partition("=")[0]
-        if option in _REFUSED_FLAGS:
-            raise SettingsError(f"the ptoas flag {flag!r} cannot be passed on: {_REFUSED_FLAGS[option]}")
-        if flag == "--pto-backend":
-            value = next(rest, None)
-            if value is None:
-                raise SettingsError("the ptoas flag --pto-backend needs a value, such as --pto-backend=vpto")
-            flags.append(f"{flag}={value}")
+        option, equals, value = flag.partition("=")
+        name = option.lstrip("-") if option.startswith("-") else ""
+        if name in _REFUSED_FLAGS:
+            raise SettingsError(
+                f"the ptoas flag {flag!r} (--flag or PTO_FLAGS) cannot be passed on: {_REFUSED_FLAGS[name]}"
+            )
+        if name == "pto-backend":
+            value = value if equals else next(rest, "")
+            if not value:
+                raise SettingsError(f"the ptoas flag {flag!r} needs a value, such as --pto-backend=vpto")
+            flags.append(f"--pto-backend={value}")
         else:
             flags.append(flag)
     if not any(flag.startswith("--pto-backend=") for flag in flags):

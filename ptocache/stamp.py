@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import sys
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 import xxhash
 
-from ptocache.digests import Digests
-from ptocache.errors import ToolNotFoundError, explained
+from ptocache.digests import Digests, open_regular
+from ptocache.errors import ToolError, ToolNotFoundError, explained
 from ptocache.request import encode
 from ptocache.tools import Toolchain, cann_version_files
 
@@ -52,6 +53,24 @@ _FRONTEND_SCRIPT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "pto
 
 #: How long `ptoas --version` may take, in seconds.
 _VERSION_TIMEOUT = 30
+
+#: A longer answer than this, in characters, stands in a stamp as its digest.
+_VERSION_LIMIT = 1000
+
+# Lines with which tools that are made with LLVM say on which host and where they run.
+_OF_THE_HOST = ("host cpu:", "installeddir:", "configuration file:")
+
+# The words of a key in a version file, such as `install_path` or `buildTime`, that tell of a place or a time. Whole
+# words: `runtime_running_version` says what is installed.
+_PLACE_OR_TIME = re.compile(
+    r"(?:^|[^a-z0-9])(?:install|build)?(?:path|dir|directory|date|time|timestamp)(?:$|[^a-z0-9])"
+)
+
+# The interpreter in a launcher that pip wrote: behind `#!`, or where its path is long or has spaces, behind `exec`.
+_INTERPRETER = re.compile(rb"""\A\#!(?:/bin/sh\n'''exec'\s"([^"\n]*python[0-9.]*)"|\s*(/[^"\s]*python[0-9.]*)\s)""")
+
+# What an installer notes beside a wheel's own files.
+_INSTALLERS_NOTES = ("INSTALLER", "RECORD", "REQUESTED", "direct_url.json", "uv_cache.json")
 
 
 class Fact(NamedTuple):
@@ -124,7 +143,7 @@ def cann_versions(tools: Toolchain) -> Fact:
     for name in cann_version_files() if tools.cann else ():
         path = os.path.join(tools.cann or "", name)
         try:
-            with open(path, "rb") as file:
+            with open_regular(path) as file:
                 text = file.read().decode(errors="replace")
         except (FileNotFoundError, NotADirectoryError):
             continue
@@ -151,49 +170,55 @@ def ptoas_identity(tools: Toolchain, digests: Digests) -> Fact:
     the launcher that pip writes holds the path of the interpreter and nothing of the program behind it. For
     anything else its bytes, and those of the shared libraries beside it.
     """
-    with _naming(tools.ptoas), open(tools.ptoas, "rb") as file:
-        first_line = file.readline(1024)
-    if not (first_line.startswith(b"#!") and b"python" in first_line):
+    with _naming(tools.ptoas), open_regular(tools.ptoas) as file:
+        start = file.read(4096)
+    interpreter = _INTERPRETER.match(start)
+    if interpreter is None and not (start.startswith(b"#!") and b"python" in start.partition(b"\n")[0]):
         libraries = _shared_libraries(os.path.dirname(os.path.realpath(tools.ptoas)))
-        parts = [_file(path, digests) for path in (tools.ptoas, *libraries)]
-        return Fact("ptoas", parts[0] if len(parts) == 1 else _digest(Fact(str(i), p) for i, p in enumerate(parts)))
-    wheel = _find_wheel(tools.ptoas)
+        program = _file(tools.ptoas, digests)
+        if not libraries:
+            return Fact("ptoas", program)
+        beside = (Fact(os.path.basename(path), _file(path, digests)) for path in libraries)
+        return Fact("ptoas", _digest([Fact("", program), *beside]))
+    wheel = _find_wheel(tools.ptoas, os.fsdecode(interpreter[1] or interpreter[2]) if interpreter else "")
     if wheel is None:
-        with _naming(tools.ptoas), open(tools.ptoas, "rb") as file:
-            return Fact("ptoas", xxhash.xxh3_128_hexdigest(file.read().partition(b"\n")[2]))
-    sources = _editable_sources(wheel)
-    if sources:
-        return Fact("ptoas", _digest(Fact(os.path.basename(path), _tree(path, digests)) for path in sources))
-    return Fact("ptoas", xxhash.xxh3_128_hexdigest("\n".join(_installed_files(wheel)).encode()))
+        with _naming(tools.ptoas), open_regular(tools.ptoas) as file:
+            text = file.read()
+        # Without the lines that name the interpreter.
+        return Fact("ptoas", xxhash.xxh3_128_hexdigest(text[interpreter.end() if interpreter else 0 :]))
+    project = _editable_project(wheel)
+    if project:
+        return Fact("ptoas", _digest(_sources(project, digests)))
+    lines = "\n".join(_installed_files(wheel))
+    return Fact("ptoas", xxhash.xxh3_128_hexdigest(lines.encode("utf-8", "surrogateescape")))
 
 
 def ptoas_version(tools: Toolchain, known_by: Iterable[Fact], digests: Digests) -> Fact:
     """What `ptoas --version` prints: the version of the ABI that its callers gate on is in it.
 
-    It is asked once for each toolchain, which `known_by` identifies otherwise, and remembered.
+    It is asked once for each toolchain, which `known_by` identifies otherwise, and remembered: an answer for good, a
+    failure in this process. A tool that gives none still compiles, and is identified by its content.
     """
     identity = bytes.fromhex(_digest(known_by))
     known = digests.fact("ptoas --version", identity)
     if known is not None:
         return Fact("ptoas --version", known.decode(errors="replace"))
-    import subprocess
+    import tempfile  # the answer is nearly always known
 
-    with _naming(tools.ptoas):
-        try:
-            result = subprocess.run(
-                [tools.ptoas, "--version"],
-                env=tools.environ,
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                timeout=_VERSION_TIMEOUT,
-                check=False,
-            )
-        except subprocess.TimeoutExpired:
-            return Fact("ptoas --version", "no answer")
-    text = result.stdout.strip() if result.returncode == 0 else b"exit status %d" % result.returncode
-    if result.returncode == 0:
-        digests.remember("ptoas --version", identity, text)
-    return Fact("ptoas --version", text.decode(errors="replace"))
+    from ptocache.process import run_tool
+
+    command = [tools.ptoas, "--version"]
+    answered = False
+    try:
+        cwd = tempfile.gettempdir()
+        completed = run_tool("ptoas", command, environ=tools.environ, cwd=cwd, timeout=_VERSION_TIMEOUT)
+    except (ToolError, ToolNotFoundError, OSError):
+        text = "no answer"
+    else:
+        answered = completed.returncode == 0
+        text = _version_lines(completed.stdout) if answered else f"exit status {completed.returncode}"
+    digests.remember("ptoas --version", identity, text.encode(), lasting=answered)
+    return Fact("ptoas --version", text)
 
 
 def tool_variables(tools: Toolchain, digests: Digests) -> Fact:
@@ -202,7 +227,7 @@ def tool_variables(tools: Toolchain, digests: Digests) -> Fact:
     One that names the directory of the PTO-ISA headers stands for their contents, wherever they are.
     """
     lines = [
-        f"{name}={_tree(value, digests) if name in _HEADER_ROOTS and os.path.isdir(value) else value}"
+        f"{name}={_tree(value, digests) if name in _HEADER_ROOTS and os.path.isdir(value) else _one_line(value)}"
         for name, value in sorted(tools.environ.items())
         if name in TOOL_INPUTS or (name.startswith(TOOL_INPUT_PREFIXES) and name not in _NOT_INPUTS)
     ]
@@ -245,24 +270,49 @@ def _file(path: str, digests: Digests) -> str:
             raise
 
 
-def _tree(directory: str, digests: Digests) -> str:
-    """The digest of a package: the names and contents of its files, without compiled ones."""
+def _tree(directory: str, digests: Digests, hidden: bool = True) -> str:
+    """The digest of a directory: the names and contents of its files, links resolved, without compiled ones.
+
+    What cannot be read as a file is no part of it: an editor's lock (a link that leads nowhere), a pipe, a socket.
+    """
     facts = []
-    for folder, folders, files in os.walk(directory):
-        folders[:] = sorted(name for name in folders if name != "__pycache__")
+    seen = set()
+    for folder, folders, files in os.walk(directory, followlinks=True):
+        status = os.stat(folder)
+        place = (status.st_dev, status.st_ino)
+        folders[:] = [] if place in seen else sorted(name for name in folders if _counts(name, hidden))
+        if place in seen:  # a link to what is there already: maybe to itself
+            continue
+        seen.add(place)
         for name in sorted(files):
-            if not name.endswith((".pyc", ".pyo")):
-                path = os.path.join(folder, name)
+            path = os.path.join(folder, name)
+            if _counts(name, hidden) and os.path.isfile(path):
                 facts.append(Fact(os.path.relpath(path, directory), _file(path, digests)))
     return _digest(facts)
+
+
+def _counts(name: str, hidden: bool) -> bool:
+    return name != "__pycache__" and not name.endswith((".pyc", ".pyo")) and (hidden or not name.startswith("."))
+
+
+def _one_line(value: str) -> str:
+    """A value as one line, so that no value imitates another variable."""
+    return value.replace("\\", "\\\\").replace("\n", "\\n")
+
+
+def _version_lines(text: str) -> str:
+    """What a version's text says of the tool, rather than of this host."""
+    lines = [line.strip() for line in text.splitlines()]
+    kept = "\n".join(line for line in lines if line and not line.lower().startswith(_OF_THE_HOST))
+    return kept if len(kept) <= _VERSION_LIMIT else xxhash.xxh3_128_hexdigest(kept.encode())
 
 
 def _says_what(line: str) -> bool:
     """Whether a line of a version file says what is installed, rather than where or when."""
     key, _, value = line.strip().lower().partition("=")
-    if not key or key.startswith("#"):
+    if not key or key.startswith(("#", "/")):
         return False
-    return not (value.startswith("/") or any(word in key for word in ("path", "dir", "date", "time")))
+    return not (value.strip(" \"'").startswith("/") or _PLACE_OR_TIME.search(key))
 
 
 def _shared_libraries(directory: str) -> list[str]:
@@ -271,51 +321,86 @@ def _shared_libraries(directory: str) -> list[str]:
     # `/usr/bin` and its like belong to everyone: what is in `/usr/lib` is not brought along by one program.
     if os.path.dirname(directory) in {"/", "/usr", "/usr/local"}:
         return []
-    return [path for place in places for path in _children(place) if ".so" in os.path.basename(path)]
+    found = (path for place in places for path in _children(place) if ".so" in os.path.basename(path))
+    return [path for path in found if os.path.isfile(path)]
 
 
-def _find_wheel(launcher: str) -> str | None:
-    """The `.dist-info` directory of the wheel that installed a launcher."""
-    prefix = os.path.dirname(os.path.dirname(os.path.realpath(launcher)))
-    script = f"bin/{os.path.basename(launcher)}"
-    for library in ("lib", "lib64"):
-        for python in _children(os.path.join(prefix, library), "python"):
-            for info in _children(os.path.join(python, "site-packages"), "ptoas"):
-                if info.endswith(".dist-info") and any(_name(line).endswith(script) for line in _record(info)):
-                    return info
+def _find_wheel(launcher: str, interpreter: str) -> str | None:
+    """The `.dist-info` directory of the wheel that installed a launcher: around it, or around its interpreter."""
+    name = os.path.basename(launcher)
+    prefixes = [os.path.dirname(os.path.dirname(path)) for path in (os.path.realpath(launcher), interpreter) if path]
+    for prefix in dict.fromkeys(prefixes):
+        for library in ("lib", "lib64"):
+            for python in _children(os.path.join(prefix, library), "python"):
+                for packages in ("site-packages", "dist-packages"):
+                    for info in _children(os.path.join(python, packages)):
+                        if info.endswith(".dist-info") and _offers(info, name):
+                            return info
     return None
 
 
+def _offers(info: str, program: str) -> bool:
+    """Whether a wheel installed a program."""
+    # All RECORDs of a large environment take long to read: entry points tell at once.
+    named = os.path.basename(info).lower().startswith("ptoas")
+    if not named:
+        with contextlib.suppress(OSError), open(os.path.join(info, "entry_points.txt"), "rb") as file:
+            named = program.encode("utf-8", "surrogateescape") in file.read()
+    return named and any(_name(line).endswith(f"bin/{program}") for line in _record(info))
+
+
 def _installed_files(info: str) -> list[str]:
-    """The lines of a wheel's `RECORD` that come from the wheel: not the launcher, pip's notes, compiled files."""
-    return sorted(
-        line
-        for line in _record(info)
-        if not _name(line).startswith("..") and ".dist-info/" not in _name(line) and not _name(line).endswith(".pyc")
-    )
+    """The lines of a wheel's `RECORD` that come from the wheel: not launchers, pip's notes, compiled files.
+
+    A launcher holds the path of the interpreter. A program that the wheel brought along as such is a part of it.
+    """
+    packages = os.path.dirname(info)
+    kept = []
+    for line in _record(info):
+        name = _name(line)
+        if name.endswith(".pyc") or (".dist-info/" in name and name.endswith(_INSTALLERS_NOTES)):
+            continue
+        if name.startswith("..") and "/bin/" in name:
+            with contextlib.suppress(OSError), open(os.path.join(packages, name), "rb") as file:
+                if file.read(2) != b"#!":
+                    kept.append(line)
+            continue
+        kept.append(line)
+    return sorted(kept)
 
 
-def _editable_sources(info: str) -> list[str]:
-    """The packages of an editable install (PEP 610), or nothing for an ordinary one."""
+def _editable_project(info: str) -> str:
+    """The directory of an editable install (PEP 610), or an empty text for an ordinary one."""
     import json
+    from urllib.parse import unquote
 
     try:
         with open(os.path.join(info, "direct_url.json"), "rb") as file:
             origin = json.load(file)
-        if not origin.get("dir_info", {}).get("editable"):
-            return []
-        project = str(origin["url"]).removeprefix("file://")
+        if origin.get("dir_info", {}).get("editable"):
+            return unquote(str(origin["url"])).removeprefix("file://")
     except (OSError, ValueError, KeyError, AttributeError):
-        return []
-    found = []
-    for folder, folders, _ in os.walk(project):
-        depth = os.path.relpath(folder, project).count(os.sep)
-        folders[:] = sorted(name for name in folders if not name.startswith(".") and depth < 2)
+        pass
+    return ""
+
+
+def _sources(project: str, digests: Digests) -> Iterator[Fact]:
+    """The packages of a project, or all of it where they have other names."""
+    found = False
+    for folder, folders, files in os.walk(project):
+        depth = 0 if folder == project else os.path.relpath(folder, project).count(os.sep) + 1
         for name in ("ptoas", "ptodsl"):
-            if os.path.isfile(os.path.join(folder, name, "__init__.py")):
-                found.append(os.path.join(folder, name))
+            path = os.path.join(folder, name)
+            if os.path.isfile(os.path.join(path, "__init__.py")):
+                found = True
                 folders.remove(name)
-    return found
+                yield Fact(os.path.relpath(path, project), _tree(path, digests))
+            if f"{name}.py" in files and os.path.isfile(f"{path}.py"):
+                found = True
+                yield Fact(os.path.relpath(f"{path}.py", project), _file(f"{path}.py", digests))
+        folders[:] = sorted(name for name in folders if not name.startswith(".") and depth < 2)
+    if not found:
+        yield Fact("", _tree(project, digests, hidden=False))
 
 
 def _record(info: str) -> Iterator[str]:

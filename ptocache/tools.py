@@ -6,6 +6,7 @@ reached in the same way, through an environment in which it is the toolchain.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from collections.abc import Iterable, Mapping
@@ -92,11 +93,10 @@ def locate(environ: Mapping[str, str]) -> Toolchain:
             + "\nTo try ptocache without them, use its emulated CANN install: "
             "pass --emulate, or set PTOCACHE_TOOLCHAIN=emulated."
         )
-    linker = os.path.join(os.path.dirname(found["bisheng"]), "ld.lld")
     return Toolchain(
         environ=dict(environ),
         cann=environ.get("ASCEND_HOME_PATH") or environ.get("ASCEND_TOOLKIT_HOME") or None,
-        linker=linker if os.path.exists(linker) else None,
+        linker=find_linker(found["bisheng"]),
         **found,
     )
 
@@ -118,6 +118,19 @@ def find_bisheng(environ: Mapping[str, str]) -> str:
             candidates += [os.path.join(home, directory, "bisheng") for directory in _COMPILER_BIN]
     candidates += _on_path("bisheng", environ)
     return _first("bisheng", candidates, "install CANN and source its set_env.sh, or set BISHENG_HOME")
+
+
+def find_linker(bisheng: str) -> str | None:
+    """The `ld.lld` that bisheng runs, or `None`.
+
+    A driver looks beside itself with links resolved: `bin/bisheng` of an install may be a link into the compiler's
+    own directory. A link that leads nowhere counts as one: it is a broken install, not one without a linker.
+    """
+    for place in dict.fromkeys((os.path.realpath(bisheng), bisheng)):
+        linker = os.path.join(os.path.dirname(place), "ld.lld")
+        if os.path.lexists(linker):
+            return linker
+    return None
 
 
 def find_ptodsl(environ: Mapping[str, str]) -> str:
@@ -156,7 +169,11 @@ def cann_version_files() -> list[str]:
 
 def python_path(environ: Mapping[str, str]) -> list[str]:
     """The entries of `PYTHONPATH` as absolute paths; an empty one means the working directory and is left out."""
-    return [os.path.abspath(entry) for entry in environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
+    entries = [entry for entry in environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
+    try:
+        return [os.path.abspath(entry) for entry in entries]
+    except FileNotFoundError:  # the working directory was removed, and what is relative to it with it
+        return [entry for entry in entries if os.path.isabs(entry)]
 
 
 def import_roots(environ: Mapping[str, str]) -> list[str]:
@@ -171,10 +188,11 @@ def import_roots(environ: Mapping[str, str]) -> list[str]:
 
 def _own_roots() -> set[str]:
     """What this program has on its path for itself alone: the working directory, its script's directory."""
-    try:
-        return {"", os.getcwd(), os.path.dirname(os.path.abspath(sys.argv[0] if sys.argv else ""))}
-    except FileNotFoundError:  # the working directory was removed
-        return {""}
+    own = {""}
+    with contextlib.suppress(FileNotFoundError):  # the working directory may have been removed
+        own.add(os.path.dirname(os.path.abspath(sys.argv[0] if sys.argv else "")))
+        own.add(os.getcwd())
+    return own
 
 
 def _first(name: str, candidates: Iterable[str], hint: str) -> str:

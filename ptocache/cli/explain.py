@@ -1,17 +1,22 @@
 """Say why a PTODSL source is a hit or a miss, without compiling it.
 
 Prints the parts of its key; for a miss also the nearest compilation that is stored, and what differs: the source (as
-a diff; the cache keeps each source beside its result), the arch, the flags, a tool, a helper module.
+a diff; the cache keeps each source, compressed, in the directory `sources`), the arch, the flags, a tool, a helper.
 """
 
 from __future__ import annotations
 
 import argparse
+import re
 import sys
+import time
 
 from ptocache.cli.compile import add_request_arguments, read_source, use_emulator
-from ptocache.explain import Explanation, explain
+from ptocache.explain import Explanation, Nearest, explain
 from ptocache.frontend import CompileCache
+
+#: A longer value is cut: who needs it whole asks for JSON.
+_WIDTH = 200
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -38,6 +43,7 @@ def _print_json(explanation: Explanation) -> None:
 
     facts = explanation._asdict()
     facts["parts"] = dict(explanation.parts)
+    facts["inputs"] = [item._asdict() for item in explanation.inputs]
     if explanation.nearest is not None:
         facts["nearest"] = explanation.nearest._asdict()
         facts["nearest"]["differences"] = [difference._asdict() for difference in explanation.nearest.differences]
@@ -47,29 +53,45 @@ def _print_json(explanation: Explanation) -> None:
 def _page(explanation: Explanation) -> str:
     lines = [
         f"{'hit, ' + explanation.hit if explanation.hit else 'miss'}: key {explanation.key}",
+        *explanation.notes,
         "",
         "parts of the key",
+        *(f"  {name:18}{_short(value)}" for name, value in explanation.parts),
     ]
-    lines += [_row(name, value) for name, value in explanation.parts]
     if explanation.inputs:
-        lines += ["", "read beside the source, and the same now", *(f"  {name}" for name in explanation.inputs)]
-    nearest = explanation.nearest
-    if explanation.hit is None and nearest is None:
-        lines += ["", "Nothing is stored yet to compare it with."]
-    if nearest is not None:
-        lines += ["", f"nearest stored: {nearest.key} ({', '.join(nearest.kernels)})"]
-        lines += [f"  {part}: {_short(stored)} -> {_short(now)}" for part, stored, now in nearest.differences]
-        if not nearest.differences:
-            lines.append("  nothing differs: its output was removed")
-        if nearest.diff:
-            lines += ["", nearest.diff.rstrip("\n")]
-    return "\n".join(lines) + "\n"
+        lines += ["", "read beside the source, and the same now"]
+        lines += [f"  {item.kind:18}{item.name}" for item in explanation.inputs]
+    if explanation.failure is not None:
+        lines += ["", "remembered failure, which is the answer until it is forgotten", *_indented(explanation.failure)]
+    if explanation.hit is None:
+        lines += ["", *_nearest(explanation.nearest)]
+    return _printable("\n".join(lines) + "\n")
 
 
-def _row(name: str, value: str) -> str:
-    return f"  {name:18}{_short(value)}"
+def _nearest(nearest: Nearest | None) -> list[str]:
+    if nearest is None:
+        return ["nothing is stored yet to compare it with"]
+    made = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(nearest.created))
+    lines = [f"nearest stored: {nearest.key} ({', '.join(nearest.kernels)}), of {made}", "what differs"]
+    lines += [f"  {part:18}{_short(stored)} -> {_short(now)}" for part, stored, now in nearest.differences]
+    if not nearest.differences:
+        lines.append("  nothing; but its output is gone or damaged")
+    if nearest.diff:
+        lines += ["", *nearest.diff.splitlines()]
+    elif any(difference.part == "source" for difference in nearest.differences):
+        lines += ["", "the stored source is not kept any more, so there is no diff"]
+    return lines
 
 
 def _short(value: str) -> str:
     text = ", ".join(value.splitlines()) or "none"
-    return text if len(text) <= 200 else f"{text[:200]}…"
+    return text if len(text) <= _WIDTH else f"{text[:_WIDTH]}…"
+
+
+def _indented(text: str) -> list[str]:
+    return [f"  {line}" for line in text.splitlines()]
+
+
+def _printable(text: str) -> str:
+    """A text whose control characters do nothing to a terminal: they come from a source, or from a cache."""
+    return re.sub(r"[^\n\t -~\xa0-\U0010ffff]", lambda found: repr(found[0])[1:-1], text)

@@ -8,28 +8,46 @@ signal, a missing tool or a full disk is not the source's fault.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import time
+from typing import NamedTuple
 
 import xxhash
 
-from ptocache import errors
-from ptocache.errors import FrontendUnavailableError, LoweringError, SourceImportError, ToolError, ToolTimeoutError
+from ptocache.errors import LoweringError, SourceImportError, ToolError
 from ptocache.request import Key
 from ptocache.store.entry import Accept
 from ptocache.store.files import DamagedError, make_root, publish, read_file, remove
 
-_LIMIT = 16 << 20
+#: How much one of the 256 directories below `failures` may hold, in bytes: 64 MiB for all. Usual diagnostics are
+#: 2 to 8 KiB, so more than ten thousand failures are remembered; a longer one than this is not.
+FOLDER_LIMIT = 256 << 10
+
 _DIGEST_SIZE = 16
 
-#: What a tool prints when the machine, and not its input, is at fault.
-_MACHINE = re.compile(
+#: The errors that are remembered. What a file names is looked up here, and nowhere else.
+_KINDS = {kind.__name__: kind for kind in (ToolError, SourceImportError, LoweringError)}
+
+#: What a tool prints when the machine, and not its input, is at fault. Compiled when it is needed: not by a hit.
+_MACHINE = (
     r"No space left on device|Disk quota exceeded|Cannot allocate memory|out of memory|bad_alloc|MemoryError"
     r"|Read-only file system|Permission denied|Too many open files|Input/output error"
-    r"|ModuleNotFoundError|ImportError",  # installing what is missing changes no part of the key
-    re.IGNORECASE,
+    r"|Resource temporarily unavailable|Device or resource busy|Text file busy|Stale (?:NFS )?file handle"
+    r"|\bKilled\b|KeyboardInterrupt|Segmentation fault|core dumped|PLEASE submit a bug report"
+    # What is missing may be there the next time, and no part of the key tells.
+    r"|No such file or directory|command not found|unable to execute|error while loading shared libraries"
+    r"|ModuleNotFoundError|ImportError"
 )
+
+
+class _Remembered(NamedTuple):
+    """A failure as its file has it."""
+
+    age: float
+    inputs: bytes
+    error: ToolError
 
 
 class Failures:
@@ -52,31 +70,15 @@ class Failures:
             return None
         path = self._path(key)
         try:
-            data, status = read_file(path, _LIMIT)
+            data, status = read_file(path, FOLDER_LIMIT)
         except (OSError, DamagedError):
             return None
-        age = time.time() - status.st_mtime
-        if not 0 <= age < self._seconds or xxhash.xxh3_128_digest(data[_DIGEST_SIZE:]) != data[:_DIGEST_SIZE]:
+        found = _decode(data, key, time.time() - status.st_mtime)
+        if found is None or not 0 <= found.age < self._seconds:
             if not self._readonly:
                 remove(path)
             return None
-        import json
-
-        facts = json.loads(data[_DIGEST_SIZE:])
-        if facts["check"] != key.check.hex() or not accept(bytes.fromhex(facts["inputs"])):
-            return None
-        kind = getattr(errors, facts["kind"], ToolError)
-        error: ToolError = kind(
-            f"{facts['summary']}\n(remembered: the same compilation failed {age:.0f} s ago; "
-            "PTOCACHE_FAILURE_TTL=0 compiles it again)",
-            tool=facts["tool"],
-            command=facts["command"],
-            returncode=facts["returncode"],
-            stdout=facts["stdout"],
-            stderr=facts["stderr"],
-        )
-        error.remembered = True
-        return error
+        return found.error if accept(found.inputs) else None
 
     def put(self, key: Key, error: ToolError, inputs: bytes) -> None:
         """Remember a failure, and forget those beside it that are too old."""
@@ -96,29 +98,62 @@ class Failures:
         import json
 
         body = json.dumps(facts).encode()
+        data = xxhash.xxh3_128_digest(body) + body
+        if len(data) > FOLDER_LIMIT:
+            return
         make_root(self._directory)
         path = self._path(key)
-        self._forget_old(os.path.dirname(path))
-        publish(self._directory, path, xxhash.xxh3_128_digest(body) + body)
+        self._make_room(os.path.dirname(path), len(data))
+        publish(self._directory, path, data)
 
-    def _forget_old(self, folder: str) -> None:
-        try:
-            with os.scandir(folder) as entries:
-                old = [entry.path for entry in entries if time.time() - entry.stat().st_mtime > self._seconds]
-        except OSError:
-            return
-        for path in old:
-            remove(path)
+    def _make_room(self, folder: str, size: int) -> None:
+        """Forget what is too old, and as many of the others, the oldest first, as a failure of this size needs."""
+        files = []
+        with contextlib.suppress(OSError), os.scandir(folder) as entries:
+            files = [(status.st_mtime, status.st_size, entry.path) for entry in entries for status in [entry.stat()]]
+        now = time.time()
+        for changed, length, path in sorted(files, reverse=True):
+            size += length
+            if now - changed > self._seconds or size > FOLDER_LIMIT:
+                remove(path)
 
     def _path(self, key: Key) -> str:
         return f"{self._directory}/failures/{key.name[:2]}/{key.name[2:]}"
 
 
+def _decode(data: bytes, key: Key, age: float) -> _Remembered | None:
+    """Read a failure; `None` for bytes that are none, or one of another key."""
+    if xxhash.xxh3_128_digest(data[_DIGEST_SIZE:]) != data[:_DIGEST_SIZE]:
+        return None
+    import json  # a hit reads no failure
+
+    try:
+        facts = json.loads(data[_DIGEST_SIZE:])
+        texts = (facts[name] for name in ("summary", "tool", "stdout", "stderr"))
+        if facts["check"] != key.check.hex() or not all(isinstance(text, str) for text in texts):
+            return None
+        error: ToolError = _KINDS[facts["kind"]](
+            f"{facts['summary']}\n(remembered: the same compilation failed {age:.0f} s ago; "
+            "PTOCACHE_FAILURE_TTL=0 compiles it again)",
+            tool=facts["tool"],
+            command=facts["command"],
+            returncode=facts["returncode"],
+            stdout=facts["stdout"],
+            stderr=facts["stderr"],
+        )
+        error.remembered = True
+        return _Remembered(age, bytes.fromhex(facts["inputs"]), error)
+    except (ValueError, LookupError, TypeError, AttributeError):  # well made, and not by us
+        return None
+
+
 def will_repeat(error: ToolError) -> bool:
-    """Whether the same request would fail again for the same reason: the frontend or ptoas rejected it."""
-    if isinstance(error, ToolTimeoutError | FrontendUnavailableError) or _MACHINE.search(error.stderr):
+    """Whether the same request would fail again: the frontend or ptoas rejected it, and said why."""
+    if not error.stderr.strip():
+        return False
+    if any(re.search(_MACHINE, text, re.IGNORECASE) for text in (error.stderr, error.stdout)):
         return False
     if isinstance(error, SourceImportError | LoweringError):
         return True
     # 1 is how ptoas says that its input is at fault; 126 and 127 are how a shell says that a tool is.
-    return error.tool == "ptoas" and error.returncode == 1 and bool(error.stderr.strip())
+    return type(error) is ToolError and error.tool == "ptoas" and error.returncode == 1
