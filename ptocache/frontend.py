@@ -35,7 +35,7 @@ from ptocache.request import (
     source_parts,
 )
 from ptocache.settings import Settings
-from ptocache.stamp import RECHECK_SECONDS, Stamp, make_stamp
+from ptocache.stamp import RECHECK_SECONDS, Stamp, make_stamp, tool_inputs
 from ptocache.store.entry import Action, Entry, json_bytes, make_entry
 from ptocache.store.failures import Failures, will_repeat
 from ptocache.store.local import LocalTier
@@ -253,7 +253,8 @@ class CompileCache:
 
     def _are_tools_the_same(self, job: Job) -> bool:
         try:
-            return make_stamp(job.tools, self._digests).name == job.stamp.name
+            tools = job.tools._replace(environ=tool_environ(self.settings.toolchain))
+            return make_stamp(tools, self._digests).name == job.stamp.name
         except ToolNotFoundError:  # one is gone, and what it made is there all the same
             return False
 
@@ -353,7 +354,8 @@ class CompileCache:
 
     def _identify_tools(self) -> _Identified:
         """The toolchain and its stamp, looked at anew when a second has passed or a variable has changed."""
-        variables = tuple(os.environ.get(name) for name in TOOL_VARIABLES)
+        places = tuple(os.environ.get(name) for name in TOOL_VARIABLES)
+        variables = (*places, *((name, os.environ.get(name)) for name in tool_inputs(os.environ)))
         now = time.monotonic()
         known = self._identified
         if known is None or known.variables != variables or now - known.when > RECHECK_SECONDS:
@@ -413,7 +415,7 @@ class _Identified(NamedTuple):
     tools: Toolchain
     stamp: Stamp
     checker: Checker
-    variables: tuple[str | None, ...]
+    variables: tuple[object, ...]
     when: float
 
 

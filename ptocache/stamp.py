@@ -221,16 +221,26 @@ def ptoas_version(tools: Toolchain, known_by: Iterable[Fact], digests: Digests) 
     return Fact("ptoas --version", text)
 
 
+def tool_inputs(names: Iterable[str]) -> list[str]:
+    """Those of the variables with these names that change what the tools make, in order."""
+    return sorted(
+        name
+        for name in names
+        if name in TOOL_INPUTS or (name.startswith(TOOL_INPUT_PREFIXES) and name not in _NOT_INPUTS)
+    )
+
+
 def tool_variables(tools: Toolchain, digests: Digests) -> Fact:
     """The variables in `TOOL_INPUTS`, and those with the tools' own prefixes, that are set.
 
     One that names the directory of the PTO-ISA headers stands for their contents, wherever they are.
     """
-    lines = [
-        f"{name}={_tree(value, digests) if name in _HEADER_ROOTS and os.path.isdir(value) else _one_line(value)}"
-        for name, value in sorted(tools.environ.items())
-        if name in TOOL_INPUTS or (name.startswith(TOOL_INPUT_PREFIXES) and name not in _NOT_INPUTS)
-    ]
+    lines = []
+    for name in tool_inputs(tools.environ):
+        value = tools.environ[name]
+        if name in _HEADER_ROOTS and os.path.isdir(value):
+            value = _tree(value, digests)
+        lines.append(f"{name}={_one_line(value)}")
     return Fact("variables", "\n".join(lines))
 
 

@@ -50,6 +50,15 @@ def settled(path: Path, data: bytes) -> Path:
     return path
 
 
+def many(directory: Path, count: int) -> list[Path]:
+    """Files with different contents, all of them settled."""
+    paths = [directory / f"tool {number}" for number in range(count)]
+    for path in paths:
+        path.write_bytes(path.name.encode())
+    settled(directory / "last", b"")
+    return paths
+
+
 def right(path: Path) -> bytes:
     return xxhash.xxh3_128_digest(path.read_bytes())
 
@@ -262,7 +271,7 @@ def test_without_a_directory_nothing_is_made(tmp_path: Path) -> None:
 
 
 def test_eight_processes_that_append_at_once_lose_nothing_and_mix_nothing(tmp_path: Path, cache: Path) -> None:
-    tools = [settled(tmp_path / f"tool {number}", b"%d" % number) for number in range(24)]
+    tools = many(tmp_path, 24)
     in_another_process(cache, settled(tmp_path / "first", b"first"))  # so that the file is there to append to
     commands = [
         [sys.executable, "-c", PROGRAM, str(cache), *map(str, tools[number * 3 : number * 3 + 3])]
@@ -285,7 +294,7 @@ def test_the_memory_does_not_grow_without_bound(tmp_path: Path, cache: Path) -> 
             assert (cache / "digests").stat().st_size <= module._FILE_LIMIT
     again = Digests(str(cache))
     assert again.fact("something", (9999).to_bytes(16, "little")) == b"x" * 16
-    for number in range(300):
+    for number in range(250, 500):
         one = Digests(str(cache))
         one.remember(f"a name of many letters {'x' * 1000}", number.to_bytes(16, "little"), b"y")
         one.save()
@@ -301,7 +310,7 @@ def test_what_is_not_lasting_is_known_to_its_process_alone(cache: Path) -> None:
 
 
 def test_threads_share_digests(tmp_path: Path, cache: Path) -> None:
-    tools = [settled(tmp_path / f"{number}", b"%d" % number) for number in range(20)]
+    tools = many(tmp_path, 20)
     digests = Digests(str(cache))
     wrong: list[Path] = []
 

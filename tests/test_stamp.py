@@ -143,7 +143,8 @@ class TestSame:
             "print(make_stamp(locate(os.environ)))"
         )
         command = [sys.executable, "-c", program]
-        environ = {**environment(cann, SYSTEM), "PYTHONHASHSEED": "123"}
+        roots = {**SYSTEM, "PYTHONPATH": str(Path(__file__).parent.parent)}  # for ptocache itself
+        environ = {**environment(cann, roots), "PYTHONHASHSEED": "123"}
         result = subprocess.run(command, env=environ, cwd=tmp_path, capture_output=True, text=True, check=True)
         assert result.stdout.strip() == str(plain) == str(stamp_of(cann))
 

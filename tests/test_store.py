@@ -1300,3 +1300,18 @@ def test_a_process_killed_while_it_stores_leaves_nothing_that_is_half_done(direc
     assert tier.usage()[1] <= 2_000_000
     assert counters.totals()["errors"] == 0
     tier.close()
+
+
+def test_many_inputs_push_the_oldest_variants_out_and_are_never_too_many_to_read(directory: Path, counters: Counters):
+    store = Store([LocalTier(str(directory))], counters)
+    made = [entry(bytes([number])) for number in range(3)]
+    made = [one._replace(action=one.action._replace(inputs=bytes([n]) * 600_000)) for n, one in enumerate(made)]
+    for one in made:
+        store.put([key("a")], one)
+        found = store.get(key("a"), lambda inputs, wanted=one.action.inputs: inputs == wanted)
+        assert found is not None
+        assert found.entry.aibin == one.aibin
+    too_many = made[0]._replace(action=made[0].action._replace(inputs=bytes(2_000_000)))
+    store.put([key("b")], too_many)
+    assert store.get(key("b"), lambda _: True) is None
+    assert store.get(key("a"), lambda inputs: inputs == made[2].action.inputs) is not None

@@ -115,7 +115,10 @@ class LocalTier:
             with contextlib.suppress(OSError):  # what cannot be read is replaced
                 stored = self.actions(key.name)
             actions = add_variant(stored, entry.action._replace(check=key.check))
-            publish(self.directory, self._action_path(key.name), encode_actions(actions))
+            while len(data := encode_actions(actions)) > _ACTION_LIMIT and len(actions) > 1:
+                actions.pop()
+            if len(data) <= _ACTION_LIMIT:
+                publish(self.directory, self._action_path(key.name), data)
         self._index.add(output, row)
         self._evict()
 
