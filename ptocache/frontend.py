@@ -76,7 +76,7 @@ class CompileResult(NamedTuple):
     @property
     def kernels(self) -> list[str]:
         """The Python names of the kernels in it, in the order of their definition."""
-        return list(self.action.details()["kernels"])
+        return list(self.action.details().get("kernels", ()))
 
 
 class CompileCache:
@@ -101,7 +101,7 @@ class CompileCache:
         self.counters = Counters(self.settings.dir, self.settings.readonly)
         self._store = Store([MemoryTier(), self.local], self.counters)
         self._failures = Failures(self.settings.dir, self.settings.failure_ttl, self.settings.readonly)
-        self._digests = Digests(self.settings.dir, self.settings.readonly)
+        self._digests = Digests("" if self.settings.disable else self.settings.dir, self.settings.readonly)
         self._identified: _Identified | None = None
 
     def __enter__(self) -> CompileCache:
@@ -206,6 +206,8 @@ class CompileCache:
 
     def _compile(self, job: Job) -> CompileResult:
         """Run the pipeline; where the lowered text is known, without its two expensive stages."""
+        from ptocache.pipeline import check
+
         with self._pipeline(job) as stages:
             try:
                 pto_path = stages.lower()
@@ -214,6 +216,7 @@ class CompileCache:
                 if found is not None:
                     # The output is the stored one; the request that led to it is this one.
                     aibin, origin = found.entry.aibin, found.origin
+                    check(aibin, stages.kernels)  # the kernels of this source, which the lowered text does not tell
                     if self.settings.verify:
                         aibin = stages.build(pto_path)
                 else:

@@ -27,7 +27,7 @@ from ptocache.errors import (
 from ptocache.log import get_logger
 from ptocache.process import Completed, run_tool
 from ptocache.ptodsl_compile import FRONTEND_UNAVAILABLE, LOWERING_FAILED, SOURCE_NOT_IMPORTED
-from ptocache.request import CompileRequest
+from ptocache.request import ARCHS, CompileRequest, make_request
 from ptocache.source import Kernel
 from ptocache.tools import Toolchain, python_path
 
@@ -69,8 +69,11 @@ class Run(NamedTuple):
     def tool(self, tool: str, command: Sequence[str], out: str) -> Completed:
         """Run one tool that is to write the file `out`, whatever its exit status."""
         # What an earlier run left at this place must not pass for the output of this one.
-        with explained(PtocacheError, f"{out}: the output of {tool} cannot be written"), _ignoring_absence():
-            os.unlink(out)
+        with explained(PtocacheError, f"{out}: the output of {tool} cannot be written"):
+            if os.path.isfile(out):
+                os.unlink(out)
+            elif os.path.lexists(out) or not os.path.isdir(os.path.dirname(out)):
+                raise PtocacheError(f"{out}: the output of {tool} cannot be written there: expected a place for a file")
         completed = run_tool(tool, command, environ=self.environ, cwd=os.path.dirname(out), timeout=self.timeout)
         if self.verbose:
             logger.info("%s took %.3f s: %s", tool, completed.seconds, shlex.join(command))
@@ -102,6 +105,7 @@ def lower(
         raise SourceError(f"expected the names of the kernels to lower, found {names!r}")
     if not sys.executable:
         raise ToolNotFoundError("this Python does not know its own path, so the frontend cannot be started with it")
+    make_request(source, ARCHS[0], ())  # can be written as UTF-8
     source_path, out = os.path.abspath(source_path), os.path.abspath(out)
     with (
         explained(PtocacheError, f"{source_path}: the source cannot be written"),
@@ -140,8 +144,13 @@ def extract(image_path: str, kernels: Sequence[Kernel]) -> bytes:
         DeviceBinaryError: what it carries is not one, or lacks a kernel.
     """
     aibin = extract_aicore_binary(image_path)
-    check_device_binary(aibin, [kernel.symbol for kernel in kernels if kernel.symbol is not None])
+    check(aibin, kernels)
     return aibin
+
+
+def check(aibin: bytes, kernels: Sequence[Kernel]) -> None:
+    """Check that a device binary is one that the runtime would load for these kernels; raises `DeviceBinaryError`."""
+    check_device_binary(aibin, [kernel.symbol for kernel in kernels if kernel.symbol is not None])
 
 
 class Stages(NamedTuple):
@@ -193,10 +202,6 @@ def work_directory(keep: bool) -> Iterator[str]:
             logger.warning("PTOCACHE_KEEP_TEMPS: the files of this compilation are in %s", work)
         else:
             shutil.rmtree(work, ignore_errors=True)
-
-
-def _ignoring_absence() -> contextlib.AbstractContextManager[None]:
-    return contextlib.suppress(FileNotFoundError)
 
 
 def _frontend_environ(environ: Mapping[str, str]) -> dict[str, str]:

@@ -88,6 +88,12 @@ def make_request(source: str, arch: str, flags: Sequence[str] | str) -> CompileR
         SourceError: the source cannot be written as UTF-8.
         SettingsError: an unknown arch, or flags that do not split into words.
     """
+    if not isinstance(source, str):
+        raise SourceError(f"expected the PTODSL source as text, found {type(source).__name__}")
+    if not isinstance(arch, str):
+        raise SettingsError(f"expected a PTO arch as text, found {arch!r}")
+    if not isinstance(flags, Iterable) or isinstance(flags, bytes):
+        raise SettingsError(f"expected ptoas flags as text or as a list of words, found {flags!r}")
     word = arch.strip().lower()
     if word not in ARCHS:
         raise SettingsError(f"unknown PTO arch {arch!r}: expected one of {', '.join(ARCHS)} (PTO_ARCH or --arch)")

@@ -293,6 +293,8 @@ def _home(environ: Mapping[str, str]) -> str:
 
 def _read_config(path: str) -> dict[str, object]:
     try:
+        if os.path.exists(path) and not os.path.isfile(path):
+            raise SettingsError(f"{path}: the configuration file cannot be read: expected a regular file")
         with open(path, "rb") as file:
             text = file.read()
     except (FileNotFoundError, NotADirectoryError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import warnings
 from typing import NamedTuple
 
 from ptocache.errors import SourceError
@@ -63,13 +64,25 @@ def find_kernels(source: str) -> list[Kernel]:
 
 
 def _parse(source: str) -> ast.Module:
+    if not isinstance(source, str):
+        raise SourceError(f"expected the PTODSL source as text, found {type(source).__name__}")
     try:
-        return ast.parse(source)
+        return _parse_quietly(source)
     except SyntaxError as error:
         where = f"line {error.lineno}: " if error.lineno else ""
         raise SourceError(f"{where}the PTODSL source does not parse: {error.msg}", error.lineno) from None
     except (ValueError, RecursionError, MemoryError) as error:  # NUL characters; nesting beyond the parser
         raise SourceError(f"the PTODSL source does not parse: {str(error) or type(error).__name__}") from None
+
+
+def _parse_quietly(source: str) -> ast.Module:
+    """Parse; where Python was told to make errors of warnings (`-W error`), a warning is no reason to refuse."""
+    try:
+        return ast.parse(source)
+    except SyntaxError:
+        with warnings.catch_warnings():  # not thread-safe, so only where it may be needed
+            warnings.simplefilter("ignore")
+            return ast.parse(source)
 
 
 class _Reader:

@@ -6,7 +6,6 @@ reached in the same way, through an environment in which it is the toolchain.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sys
 from collections.abc import Iterable, Mapping
@@ -149,7 +148,7 @@ def find_ptodsl(environ: Mapping[str, str]) -> str:
     import importlib.util  # rarely needed
 
     spec = importlib.util.find_spec("ptodsl")
-    if spec is not None and spec.origin and os.path.dirname(os.path.dirname(spec.origin)) not in _own_roots():
+    if spec is not None and spec.origin and os.path.dirname(os.path.dirname(spec.origin)) != _own_root():
         return os.path.dirname(spec.origin)
     raise ToolNotFoundError(
         f"ptodsl: no such package on PYTHONPATH, nor installed for {sys.executable} (it comes with ptoas)"
@@ -182,17 +181,21 @@ def import_roots(environ: Mapping[str, str]) -> list[str]:
     Args:
         environ: the environment of that interpreter.
     """
-    own = _own_roots()
-    return list(dict.fromkeys([*python_path(environ), *(path for path in sys.path if path not in own)]))
+    inherited = [path for path in sys.path if path]
+    own = _own_root()
+    if own in inherited:  # once: where it is on the path a second time, an install put it there
+        inherited.remove(own)
+    return list(dict.fromkeys([*python_path(environ), *inherited]))
 
 
-def _own_roots() -> set[str]:
-    """What this program has on its path for itself alone: the working directory, its script's directory."""
-    own = {""}
-    with contextlib.suppress(FileNotFoundError):  # the working directory may have been removed
-        own.add(os.path.dirname(os.path.abspath(sys.argv[0] if sys.argv else "")))
-        own.add(os.getcwd())
-    return own
+def _own_root() -> str:
+    """What Python put on this program's path for it alone: after `-m` the working directory, else its script's."""
+    try:
+        if getattr(sys.modules.get("__main__"), "__spec__", None) is not None:
+            return os.getcwd()
+        return os.path.dirname(os.path.abspath(sys.argv[0] if sys.argv else ""))
+    except FileNotFoundError:  # the working directory was removed
+        return ""
 
 
 def _first(name: str, candidates: Iterable[str], hint: str) -> str:

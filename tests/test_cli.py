@@ -198,7 +198,7 @@ class TestCompile:
         assert "WARNING" in result.stderr
         assert Path("kernel.aibin").is_file()
 
-    @pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGTERM])
+    @pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
     def test_an_interrupted_compile_leaves_nothing(
         self, source: Path, tool_log: ToolLog, monkeypatch: pytest.MonkeyPatch, end: signal.Signals
     ) -> None:
@@ -219,6 +219,21 @@ class TestCompile:
         pid = int(tool_log.path.read_text().splitlines()[-1].split()[1])
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)
+
+    @pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-", ">/dev/full"])
+    @pytest.mark.parametrize("command", ["--help", "stats", "clear", "compile kernel.py --emulate"])
+    def test_closed_and_full_streams_are_no_traceback(self, source: Path, command: str, closed: str) -> None:
+        script = f'"{sys.executable}" -m ptocache {command} {closed}'
+        result = subprocess.run(["sh", "-c", script], capture_output=True, text=True, check=False)
+        assert "Traceback" not in result.stderr
+        assert "Exception ignored" not in result.stderr
+        assert result.returncode == (1 if "full" in closed else 0)
+
+    def test_letters_that_the_terminal_lacks_are_escaped(self, source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("PYTHONIOENCODING", "ascii")
+        result = run_ptocache("compile", source, "--emulate", "-o", "\u6838.aibin")
+        assert result.returncode == 0
+        assert "\\u6838.aibin" in result.stdout
 
     def test_a_reader_that_leaves_is_no_error_message(self, source: Path) -> None:
         read, write = os.pipe()
@@ -281,6 +296,14 @@ class TestClear:
             assert result.returncode == status
             assert "Remove 1 entry" in result.stderr
             assert facts("stats")["entries"] == left
+
+    def test_a_readonly_cache_is_not_cleared(self, source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        run_ptocache("compile", source, "--emulate")
+        monkeypatch.setenv("PTOCACHE_READONLY", "1")
+        result = run_ptocache("clear", "-y")
+        assert result.returncode == 2
+        assert_one_line(result.stderr)
+        assert facts("stats")["entries"] == 1
 
     def test_it_leaves_a_foreign_directory_alone(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         foreign = tmp_path / "foreign"

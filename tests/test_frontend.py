@@ -17,7 +17,7 @@ from conftest import KERNEL, ToolLog, numbered_kernel
 import ptocache
 from ptocache import CompileCache, Settings, pto_toolchain
 from ptocache.emulator import write_install
-from ptocache.errors import PtocacheError, SettingsError, SourceError, SourceImportError
+from ptocache.errors import DeviceBinaryError, PtocacheError, SettingsError, SourceError, SourceImportError
 
 pytestmark = pytest.mark.usefixtures("toolchain")
 
@@ -63,6 +63,16 @@ def test_a_changed_comment_runs_the_frontend_alone(tool_log: ToolLog) -> None:
     assert commented.key != compiled.key
     assert commented.aibin == compiled.aibin
     assert [tool_log.count(tool) for tool in ("frontend", "ptoas", "bisheng")] == [2, 1, 1]
+
+
+def test_a_known_lowered_text_still_has_to_have_this_sources_kernels() -> None:
+    """Two sources with one lowered text: a decorator in the second hides what the device calls its kernel."""
+    renaming = "def rename(kernel):\n  kernel.name = 'main_kernel'\n  return kernel\n\n\n@rename\n@pto.jit"
+    other = KERNEL.replace("@pto.jit", renaming).replace('name="main_kernel"', 'name="other"')
+    with CompileCache() as cache:
+        cache.compile(KERNEL)
+        with pytest.raises(DeviceBinaryError, match="other"):
+            cache.compile(other)
 
 
 @pytest.mark.parametrize(

@@ -284,6 +284,21 @@ class TestTools:
         with pytest.raises(ToolError, match="wrote no"):
             pto_toolchain.run_ptoas(tmp_path / "kernel.pto", tmp_path / "kernel.o", "a5", [])
 
+    @pytest.mark.parametrize("place", ["/dev/null", "."])
+    def test_an_output_place_that_is_no_file_is_refused_and_left_alone(self, tmp_path: Path, place: str) -> None:
+        with pytest.raises(PtocacheError, match="expected a place for a file"):
+            pto_toolchain.compile_ptodsl_to_pto(KERNEL, ["main_kernel"], tmp_path / "k.py", place)
+        assert not Path(place).is_file()
+
+    @pytest.mark.parametrize("source", [None, 5, b"bytes", ["list"]])
+    def test_a_source_that_is_not_text_is_refused(self, source: object) -> None:
+        for function in (
+            pto_toolchain.parse_pto_kernel_names,
+            lambda text: pto_toolchain.compile_ptodsl_to_aibin(text, "a5", []),
+        ):
+            with pytest.raises(SourceError, match="as text"):
+                function(source)  # type: ignore[arg-type]
+
     def test_a_kernel_that_the_binary_lacks_is_an_error(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("ptocache.source._symbol", lambda *_, **__: "another_kernel")
         with pytest.raises(DeviceBinaryError, match="another_kernel"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import warnings
 from textwrap import dedent
 
 import pytest
@@ -427,3 +428,10 @@ def test_damaged_sources_give_kernels_or_a_source_error(source: str, chance: ran
 @given(st.text(max_size=200))
 def test_any_text_gives_kernels_or_a_source_error(source: str):
     answers(source)
+
+
+def test_a_warning_of_the_parser_is_no_reason_to_refuse():
+    source = "from ptodsl import pto\n\nTEXT = '\\d'\n\n\n@pto.jit\ndef kernel():\n  pass\n"
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert [kernel.name for kernel in find_kernels(source)] == ["kernel"]

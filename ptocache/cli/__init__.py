@@ -9,7 +9,7 @@ import argparse
 import os
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from importlib import import_module
 from types import FrameType
 from typing import NoReturn
@@ -58,6 +58,26 @@ def main(argv: Sequence[str] | None = None) -> int:
         The exit status.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
+    debug = "--debug" in arguments
+    _prepare_process()
+    try:
+        status = _dispatch(arguments)
+        sys.stdout.flush()
+    except BrokenPipeError:  # whoever read the output has seen enough
+        _drop_output()
+        return 1
+    except KeyboardInterrupt:
+        return _fail("interrupted", 130)
+    except (UsageError, SettingsError) as error:
+        return _fail(error, 2, debug)
+    except (PtocacheError, OSError) as error:
+        if isinstance(error, OSError) and error.filename is None:
+            _drop_output()  # it may be the output itself that cannot be written
+        return _fail(error, 1, debug)
+    return status
+
+
+def _dispatch(arguments: list[str]) -> int:
     name = arguments[0] if arguments else ""
     if name in {"-h", "--help"}:
         return _print(_USAGE)
@@ -65,8 +85,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _print(f"ptocache {ptocache.__version__}\n")
     if name not in COMMANDS:
         problem = f"there is no command {name!r}" if name else "a command is missing"
-        sys.stderr.write(f"ptocache: {problem}: expected {', '.join(COMMANDS)} (see ptocache --help)\n")
-        return 2
+        raise UsageError(f"{problem}: expected {', '.join(COMMANDS)} (see ptocache --help)")
     module = import_module(f"ptocache.cli.{name}")
     parser = argparse.ArgumentParser(
         prog=f"ptocache {name}",
@@ -79,27 +98,26 @@ def main(argv: Sequence[str] | None = None) -> int:
         options = parser.parse_args(arguments[1:])
     except SystemExit as exit_:  # argparse has printed the help (0) or what is wrong (2)
         return int(exit_.code or 0)
-    return _run(module.run, options)
+    return int(module.run(options))
 
 
-def _run(run: Callable[[argparse.Namespace], int], options: argparse.Namespace) -> int:
-    # By default SIGTERM ends a process without its `finally` blocks: temporary files and tools would stay.
-    signal.signal(signal.SIGTERM, _terminate)
+def _prepare_process() -> None:
+    # By default these end a process without its `finally` blocks: temporary files and tools would stay.
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is signal.SIG_DFL:
+            signal.signal(number, _terminate)
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:  # closed by the shell: `>&-`
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 - as long-lived as the process
+        elif hasattr(stream, "reconfigure"):  # a terminal that knows no such letter gets an escape
+            stream.reconfigure(errors="backslashreplace")
     log_to_stderr("warning")
-    try:
-        status = run(options)
-        sys.stdout.flush()
-    except BrokenPipeError:
-        # Whoever read the output has seen enough. What Python would still flush at exit goes nowhere.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
-    except KeyboardInterrupt:
-        return _fail("interrupted", 130)
-    except (UsageError, SettingsError) as error:
-        return _fail(error, 2, options.debug)
-    except (PtocacheError, OSError) as error:
-        return _fail(error, 1, options.debug)
-    return status
+
+
+def _drop_output() -> None:
+    """Send what Python would still write at exit to nowhere."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
 def _fail(message: object, status: int, debug: bool = False) -> int:

@@ -9,6 +9,7 @@ import argparse
 import sys
 
 from ptocache.cli.text import bytes_text, plural
+from ptocache.errors import SettingsError
 from ptocache.frontend import CompileCache
 
 
@@ -21,8 +22,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Run the command and return its exit status."""
     with CompileCache() as cache:
+        if cache.settings.readonly:
+            raise SettingsError("PTOCACHE_READONLY is set: nothing is removed. Unset it to clear the cache.")
         entries, used = cache.local.usage()
-        if not options.yes and sys.stdin.isatty() and not _agreed(entries, used, cache.settings.dir):
+        if (
+            not options.yes
+            and sys.stdin is not None
+            and sys.stdin.isatty()
+            and not _agreed(entries, used, cache.settings.dir)
+        ):
             sys.stderr.write("ptocache: nothing was removed\n")
             return 1
         entries, used = cache.local.clear()

@@ -35,6 +35,7 @@ _MACHINE = (
     r"No space left on device|Disk quota exceeded|Cannot allocate memory|out of memory|bad_alloc|MemoryError"
     r"|Read-only file system|Permission denied|Too many open files|Input/output error"
     r"|Resource temporarily unavailable|Device or resource busy|Text file busy|Stale (?:NFS )?file handle"
+    r"|File too large|can't start new thread|timed out|Connection re(?:fused|set)|Broken pipe"
     r"|\bKilled\b|KeyboardInterrupt|Segmentation fault|core dumped|PLEASE submit a bug report"
     # What is missing may be there the next time, and no part of the key tells.
     r"|No such file or directory|command not found|unable to execute|error while loading shared libraries"

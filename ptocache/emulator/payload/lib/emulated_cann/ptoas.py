@@ -32,6 +32,10 @@ OPTIONS:
 """
 
 
+# Options that change what a compiler prints and nothing of what it writes.
+_QUIET = ("-v", "--verbose", "-q", "--quiet")
+
+
 class Command:
     """A parsed command line.
 
@@ -56,6 +60,8 @@ class Command:
                 if not value:
                     raise Failure(f"ptoas: for the {name} option: requires a value!\n")
                 self._option(name, value)
+            elif word in _QUIET:
+                continue
             elif word.startswith("-") and word != "-":
                 self.flags.append(word)
             elif self.source:
