@@ -293,8 +293,9 @@ def _home(environ: Mapping[str, str]) -> str:
 
 def _read_config(path: str) -> dict[str, object]:
     try:
-        if os.path.exists(path) and not os.path.isfile(path):
-            raise SettingsError(f"{path}: the configuration file cannot be read: expected a regular file")
+        if os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path):
+            # A pipe would keep every command waiting for its writer.
+            raise SettingsError(f"{path}: the configuration file cannot be read: not a regular file")
         with open(path, "rb") as file:
             text = file.read()
     except (FileNotFoundError, NotADirectoryError):

@@ -297,6 +297,13 @@ def test_an_empty_file_says_nothing(environ: dict[str, str]):
     assert Settings.load(environ) == expected
 
 
+def test_a_pipe_is_refused_and_not_waited_for(environ: dict[str, str]):
+    path = Path(config_path(environ))
+    path.parent.mkdir(parents=True)
+    os.mkfifo(path)
+    assert refused(environ) == f"{path}: the configuration file cannot be read: not a regular file"
+
+
 def test_a_file_that_cannot_be_read_is_refused(environ: dict[str, str]):
     path = Path(config_path(environ))
     path.mkdir(parents=True)
