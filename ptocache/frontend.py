@@ -287,12 +287,13 @@ class CompileCache:
     def _verify(self, job: Job, result: CompileResult) -> CompileResult:
         """Compile what was found, and see that it is the same."""
         with self._pipeline(job) as stages:
-            aibin = stages.build(stages.lower())
-            inputs = self._inputs(job, stages)
-            entry = self._describe(job, stages, aibin, inputs or ())
+            pto_path = stages.lower()
+            aibin = stages.build(pto_path)
             if aibin == result.aibin:
                 return result
-            pto_key = self._pto_key(job, os.path.join(stages.work, "kernel.pto"))
+            inputs = self._inputs(job, stages)
+            entry = self._describe(job, stages, aibin, inputs or ())
+            pto_key = self._pto_key(job, pto_path)
         found = Found(Entry(result.action, result.aibin), result.origin)
         self._report_difference(job, job.key, found, entry)
         self._keep(job, entry, inputs, pto_key)

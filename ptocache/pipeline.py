@@ -27,7 +27,7 @@ from ptocache.errors import (
 from ptocache.log import get_logger
 from ptocache.process import Completed, run_tool
 from ptocache.ptodsl_compile import FRONTEND_UNAVAILABLE, LOWERING_FAILED, SOURCE_NOT_IMPORTED
-from ptocache.request import ARCHS, CompileRequest, make_request
+from ptocache.request import CompileRequest, check_source
 from ptocache.source import Kernel
 from ptocache.tools import Toolchain, python_path
 
@@ -105,7 +105,7 @@ def lower(
         raise SourceError(f"expected the names of the kernels to lower, found {names!r}")
     if not sys.executable:
         raise ToolNotFoundError("this Python does not know its own path, so the frontend cannot be started with it")
-    make_request(source, ARCHS[0], ())  # can be written as UTF-8
+    check_source(source)
     source_path, out = os.path.abspath(source_path), os.path.abspath(out)
     with (
         explained(PtocacheError, f"{source_path}: the source cannot be written"),

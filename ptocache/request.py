@@ -88,8 +88,7 @@ def make_request(source: str, arch: str, flags: Sequence[str] | str) -> CompileR
         SourceError: the source cannot be written as UTF-8.
         SettingsError: an unknown arch, or flags that do not split into words.
     """
-    if not isinstance(source, str):
-        raise SourceError(f"expected the PTODSL source as text, found {type(source).__name__}")
+    check_source(source)
     if not isinstance(arch, str):
         raise SettingsError(f"expected a PTO arch as text, found {arch!r}")
     if not isinstance(flags, Iterable) or isinstance(flags, bytes):
@@ -107,13 +106,18 @@ def make_request(source: str, arch: str, flags: Sequence[str] | str) -> CompileR
             flag.encode("utf-8", "surrogateescape")
         except UnicodeEncodeError:
             raise SettingsError(f"expected ptoas flags that can be written as UTF-8, found {flag!r}") from None
-    words = _canonical_flags(words)
+    return CompileRequest(source, word, _canonical_flags(words))
+
+
+def check_source(source: str) -> None:
+    """See that a source is text that can be written as UTF-8; raises `SourceError`."""
+    if not isinstance(source, str):
+        raise SourceError(f"expected the PTODSL source as text, found {type(source).__name__}")
     try:
         source.encode()
     except UnicodeEncodeError as error:
         line = source.count("\n", 0, error.start) + 1
         raise SourceError(f"line {line}: the PTODSL source cannot be written as UTF-8: {error.reason}", line) from None
-    return CompileRequest(source, word, words)
 
 
 def _canonical_flags(words: Sequence[str]) -> tuple[str, ...]:
