@@ -12,12 +12,14 @@ from __future__ import annotations
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ptocache.errors import (
+        CacheIndexError,
         DeviceBinaryError,
         FrontendUnavailableError,
         ImageError,
         LoweringError,
         NotACacheError,
         PtocacheError,
+        RefusedDirectoryError,
         SettingsError,
         SourceError,
         SourceImportError,
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "CacheIndexError",
     "CompileCache",
     "CompileResult",
     "DeviceBinaryError",
@@ -39,6 +42,7 @@ __all__ = [
     "LoweringError",
     "NotACacheError",
     "PtocacheError",
+    "RefusedDirectoryError",
     "Settings",
     "SettingsError",
     "SourceError",

@@ -17,7 +17,7 @@ import time
 import weakref
 
 from ptocache.forks import watch_forks
-from ptocache.store.files import DamagedError, publish, read_file, remove_foreign
+from ptocache.store.files import DamagedError, open_to_append, publish, read_file, remove_foreign
 
 #: What is counted: numbers of requests, and times in seconds.
 NAMES = (
@@ -29,6 +29,8 @@ NAMES = (
     "failures",
     "failures_remembered",
     "errors",
+    "damaged",
+    "evictions",
     "seconds_compiling",
     "seconds_saved",
 )
@@ -48,12 +50,13 @@ class Counters:
     """The counts of one cache directory.
 
     Args:
-        directory: the cache directory; counts are kept in memory until it exists.
+        directory: the cache directory; counts are kept in memory until it exists, and where the text is empty.
         readonly: write nothing.
     """
 
     def __init__(self, directory: str, readonly: bool = False) -> None:
-        self._path = os.path.join(directory, "counters")
+        self._directory = directory
+        self._path = os.path.join(directory, "counters") if directory else ""
         self._readonly = readonly
         self._pending: dict[str, float] = {}
         self._lock = threading.Lock()
@@ -122,7 +125,7 @@ class Counters:
         for _ in range(_ATTEMPTS):
             remove_foreign(self._path)
             try:
-                fd = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | _SAFE, 0o600)
+                fd = open_to_append(self._directory, self._path)
             except OSError:
                 return False
             try:
@@ -150,7 +153,7 @@ class Counters:
                     totals = dict.fromkeys(NAMES, 0.0)
                     with contextlib.suppress(DamagedError):  # too large for counts: begin anew
                         _add_lines(totals, read_file(self._path, _READ_LIMIT)[0])
-                    publish(os.path.dirname(self._path), self._path, _line(totals))
+                    publish(self._directory, self._path, _line(totals))
             finally:
                 _unlock(fd)
 
@@ -171,7 +174,8 @@ def _unlock(fd: int) -> None:
     """Close the file, and its lock: a child that was forked meanwhile has it open too, and would keep the lock."""
     with contextlib.suppress(OSError):
         fcntl.flock(fd, fcntl.LOCK_UN)
-    os.close(fd)
+    with contextlib.suppress(OSError):  # what could not be written is counted again
+        os.close(fd)
 
 
 def _line(amounts: dict[str, float]) -> bytes:

@@ -18,7 +18,7 @@ from typing import BinaryIO
 import xxhash
 
 from ptocache.forks import watch_forks
-from ptocache.store.files import DamagedError, publish, read_file
+from ptocache.store.files import DamagedError, open_to_append, publish, read_file
 
 #: A file system's clock may tick as seldom as every 10 ms (a kernel's jiffy at 100 Hz); twice that is safe.
 RACY_NS = 20_000_000
@@ -95,7 +95,7 @@ class Digests:
             if size + len(new) > _FILE_LIMIT:
                 publish(self._directory, self._path, new)
                 return
-            fd = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+            fd = open_to_append(self._directory, self._path)
             try:
                 os.write(fd, new)
             finally:

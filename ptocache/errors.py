@@ -100,7 +100,15 @@ class DeviceBinaryError(PtocacheError):
 
 
 class NotACacheError(PtocacheError):
-    """A directory that was to be cleared is not a cache of ptocache's."""
+    """A directory that was to be cleared or checked is not a cache of ptocache's."""
+
+
+class CacheIndexError(PtocacheError):
+    """The index of the cache directory cannot be used now."""
+
+
+class RefusedDirectoryError(PtocacheError):
+    """The cache directory is not used, as somebody else could write to it, or as it is on a network file system."""
 
 
 @contextlib.contextmanager

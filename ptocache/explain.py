@@ -89,8 +89,10 @@ def explain(cache: CompileCache, job: Job) -> Explanation:
 
     Raises:
         SourceError: the source does not parse or has no kernel: whatever is stored, it cannot be compiled.
+        RefusedDirectoryError: the cache directory is not used.
     """
     find_kernels(job.request.source)
+    cache.require_directory()
     settings = cache.settings
     local = LocalTier(settings.dir, readonly=True)
     entry = local.get(job.key, job.checker.unchanged)
@@ -98,7 +100,7 @@ def explain(cache: CompileCache, job: Job) -> Explanation:
     if entry is not None:
         inputs = list(decode_inputs(entry.action.inputs) or ())
         return Explanation(job.key.name, local.name, job.parts(), inputs, None, None, notes)
-    failures = Failures(settings.dir, settings.failure_ttl, readonly=True)
+    failures = Failures(local.layout, settings.failure_ttl, readonly=True)
     failure = failures.get(job.key, job.checker.unchanged)
     message = None if failure is None else str(failure)
     return Explanation(job.key.name, None, job.parts(), [], find_nearest(local, job), message, notes)
@@ -106,6 +108,8 @@ def explain(cache: CompileCache, job: Job) -> Explanation:
 
 def reason(cache: CompileCache, job: Job) -> str:
     """Why a request is a miss, in one line."""
+    if cache.place.refused:
+        return "the cache directory is not used"
     if cache.settings.recompile:
         return "PTOCACHE_RECOMPILE is set"
     nearest = find_nearest(cache.local, job)

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ptocache.counters import Counters
 from ptocache.digests import Digests
-from ptocache.errors import PtocacheError, ToolError, ToolNotFoundError
+from ptocache.errors import PtocacheError, RefusedDirectoryError, ToolError, ToolNotFoundError
 from ptocache.inputs import Checker, Inputs, Unstable, Variable, encode_inputs, read_report
 from ptocache.log import get_logger, log_to_stderr
 from ptocache.request import (
@@ -38,8 +38,9 @@ from ptocache.settings import Settings
 from ptocache.stamp import RECHECK_SECONDS, Stamp, make_stamp, tool_inputs
 from ptocache.store.entry import Action, Entry, json_bytes, make_entry
 from ptocache.store.failures import Failures, will_repeat
-from ptocache.store.local import LocalTier
+from ptocache.store.local import Limits, LocalTier, pack_source
 from ptocache.store.memory import MemoryTier
+from ptocache.store.place import Place, find_place
 from ptocache.store.tiers import Found, Store
 from ptocache.tools import TOOL_VARIABLES, Toolchain, import_roots, locate, tool_environ
 
@@ -85,7 +86,8 @@ class CompileCache:
     A context manager; safe to share between threads, and to use on after a fork.
 
     Args:
-        settings: what to do and where; read from the environment and the configuration file by default.
+        settings: what to do and where; read from the environment and the configuration file by default. Where
+            the directory cannot be used, or is on a network file system, they are changed, and that is logged.
 
     Example:
         with CompileCache() as cache:
@@ -97,12 +99,28 @@ class CompileCache:
         self.settings = Settings.load() if settings is None else settings
         if self.settings.log:
             log_to_stderr(self.settings.log)
-        self.local = LocalTier(self.settings.dir, self.settings.size_limit, self.settings.readonly)
-        self.counters = Counters(self.settings.dir, self.settings.readonly)
-        self._store = Store([MemoryTier(), self.local], self.counters)
-        self._failures = Failures(self.settings.dir, self.settings.failure_ttl, self.settings.readonly)
-        self._digests = Digests("" if self.settings.disable else self.settings.dir, self.settings.readonly)
+        self.place = find_place(self.settings.dir, self.settings.umask)
+        if self.place.moved_from:
+            self._report_place()
+        if self.place.moved_from:  # to a directory of this user's alone
+            self.settings = self.settings._replace(dir=self.place.directory, umask=None)
+        if self.place.refused:
+            self.settings = self.settings._replace(readonly=True)
+        usable = "" if self.place.refused else self.settings.dir
+        limits = Limits(self.settings.size_limit, self.settings.max_age)
+        readonly = self.settings.readonly
+        self.counters = Counters(usable, readonly)
+        self.local = LocalTier(self.settings.dir, limits, readonly, self.settings.umask, self.counters)
+        self.failures = Failures(
+            self.local.layout, self.settings.failure_ttl if usable else 0, limits.failures, readonly
+        )
+        self._store = Store([MemoryTier(), self.local] if usable else [MemoryTier()], self.counters)
+        self._digests = Digests("" if self.settings.disable else usable, readonly)
         self._identified: _Identified | None = None
+
+    def __reduce__(self) -> tuple[type[CompileCache], tuple[Settings]]:
+        """A process that is started with a copy has a cache of its own, with the same settings."""
+        return CompileCache, (self.settings,)
 
     def __enter__(self) -> CompileCache:
         return self
@@ -116,6 +134,11 @@ class CompileCache:
         """Write the counts and close the index. A cache that is used again opens what it needs."""
         self.counters.flush()
         self.local.close()
+
+    def require_directory(self) -> None:
+        """See that the cache directory is used; raises `RefusedDirectoryError` with the reason where it is not."""
+        if self.place.refused:
+            raise RefusedDirectoryError(f"the cache directory is not used: {self.place.refused}")
 
     def compile(
         self,
@@ -144,6 +167,8 @@ class CompileCache:
             DeviceBinaryError: the device binary is not one for these kernels.
         """
         job = self.prepare(source, arch, flags, verbose)
+        if self.place.refused:
+            self._report_place()
         if self.settings.disable:
             with self._pipeline(job) as stages:
                 return job.result(self._describe(job, stages, stages.build(stages.lower())), "compiled", None)
@@ -165,6 +190,23 @@ class CompileCache:
         known = self._identify_tools()
         key = make_key(source_parts(request, known.stamp.name))
         return Job(request, key, known.tools, known.stamp, known.checker, verbose, start)
+
+    def _report_place(self) -> None:
+        """Say once in a process that the cache is not where it was to be."""
+        directory, refused, moved_from, filesystem = self.place
+        if self.settings.disable or not (refused or moved_from) or self.place in _reported:
+            return
+        _reported.add(self.place)
+        if refused:
+            get_logger(__name__).warning("the cache directory is not used, and every kernel is compiled: %s", refused)
+        else:
+            get_logger(__name__).warning(
+                "%s is on a network file system (%s), where SQLite and file locks are not sound: the cache of this "
+                "host is %s. Set PTOCACHE_DIR to a local directory to choose another place.",
+                moved_from,
+                filesystem,
+                directory,
+            )
 
     def _look_up(self, job: Job) -> CompileResult | None:
         found = self._store.get(job.key, job.checker.unchanged)
@@ -251,8 +293,7 @@ class CompileCache:
         if pto_key is not None:
             self._store.put([pto_key], _for_pto_key(entry))
         if inputs is not None:
-            self._store.put([job.key], entry)
-            self._store.try_to("keep a source", lambda: self._keep_source(job))
+            self._store.put([job.key], entry, pack_source(job.request.source))
 
     def _are_tools_the_same(self, job: Job) -> bool:
         try:
@@ -260,10 +301,6 @@ class CompileCache:
             return make_stamp(tools, self._digests).name == job.stamp.name
         except ToolNotFoundError:  # one is gone, and what it made is there all the same
             return False
-
-    def _keep_source(self, job: Job) -> None:
-        if self.local.actions(job.key.name):  # without its action, eviction would not find it
-            self.local.keep_source(job.key, job.request.source)
 
     def _inputs(self, job: Job, stages: Stages) -> Inputs | None:
         """What the lowering read beside the source; `None` where that has no name, so that nothing can be stored."""
@@ -277,12 +314,12 @@ class CompileCache:
         """The failure that this compilation had a while ago, if nothing changed since."""
         if self.settings.recompile:
             return None
-        return self._store.try_to("read a failure", lambda: self._failures.get(job.key, job.checker.unchanged))
+        return self._store.try_to("read a failure", lambda: self.failures.get(job.key, job.checker.unchanged))
 
     def _remember(self, job: Job, stages: Stages, error: ToolError) -> None:
         inputs = self._inputs(job, stages) if will_repeat(error) else None
         if inputs is not None:
-            self._store.try_to("remember a failure", lambda: self._failures.put(job.key, error, encode_inputs(inputs)))
+            self._store.try_to("remember a failure", lambda: self.failures.put(job.key, error, encode_inputs(inputs)))
 
     def _verify(self, job: Job, result: CompileResult) -> CompileResult:
         """Compile what was found, and see that it is the same."""
@@ -428,6 +465,9 @@ def _for_pto_key(entry: Entry) -> Entry:
     facts = json_bytes({**entry.action.details(), "pto": True})
     return entry._replace(action=entry.action._replace(inputs=b"", facts=facts))
 
+
+#: The places that were told of.
+_reported: set[Place] = set()
 
 _default: tuple[Settings, CompileCache] | None = None
 

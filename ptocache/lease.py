@@ -1,7 +1,10 @@
 """The lease on a key: one process of a host compiles, the others wait and then find what it stored.
 
-A lease is a lock on a file (filelock). The kernel releases it when its holder dies, however it dies, so a dead
-compiler blocks nobody.
+A lease is a lock on a file (filelock's `FileLock`, which is `flock`). The kernel releases it when its holder dies,
+however it dies, so a dead compiler blocks nobody. filelock's other kinds, which are markers that a file system
+without locks can hold too, know a dead holder only by a timeout, or by a process number that means nothing in
+another container; and the local tier is only ever on a local file system. Where `flock` fails all the same, the
+work goes on without a lease at once: compiling twice is a waste, not a fault.
 """
 
 from __future__ import annotations
@@ -11,11 +14,13 @@ import os
 import time
 from collections.abc import Iterator
 
-from filelock import FileLock, Timeout
+from filelock import BaseFileLock, Timeout
 
 from ptocache.log import get_logger
 from ptocache.settings import Settings
-from ptocache.store.files import make_directory, make_root, remove_foreign
+from ptocache.store.files import make_directory, make_root
+from ptocache.store.layout import Layout
+from ptocache.store.locks import acquire
 
 #: How often a waiting process looks, in seconds: little beside a compilation, and 32 of them cost no core.
 POLL_SECONDS = 0.05
@@ -26,7 +31,7 @@ def lease(settings: Settings, name: str) -> Iterator[bool]:
     """Hold the lease on a key while the block runs.
 
     Args:
-        settings: where the cache is, and how long to wait for whoever holds the lease.
+        settings: where the cache is, who may use it, and how long to wait for whoever holds the lease.
         name: the key's name.
 
     Yields:
@@ -37,16 +42,14 @@ def lease(settings: Settings, name: str) -> Iterator[bool]:
         yield False
         return
     timeout = settings.lock_timeout
-    folder = os.path.join(settings.dir, "locks")
-    path = os.path.join(folder, f"{name}.lock")
+    layout = Layout(settings.dir)
+    path = layout.lock(name)
     start = time.monotonic()
-    lock: FileLock | None = None
+    lock: BaseFileLock | None = None
     try:
-        make_root(settings.dir)
-        make_directory(settings.dir, folder)
-        remove_foreign(path)
-        lock = FileLock(path, timeout=timeout, poll_interval=POLL_SECONDS, thread_local=False)
-        lock.acquire()
+        make_root(layout.root, settings.umask)
+        make_directory(layout.root, layout.locks)
+        lock = acquire(layout.root, path, timeout, POLL_SECONDS)
     except Timeout:
         lock = None
         get_logger(__name__).warning(

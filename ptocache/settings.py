@@ -34,6 +34,8 @@ class Settings(NamedTuple):
 
     dir: str
     size_limit: int
+    max_age: float
+    umask: int | None
     disable: bool
     readonly: bool
     lock_timeout: float
@@ -65,7 +67,7 @@ class Settings(NamedTuple):
         if unknown:
             raise SettingsError(f"unknown setting {unknown[0]!r}: known are {', '.join(cls._fields)}")
         path = config_path(environ)
-        configured = _read_config(path)
+        configured = _read_config(path) if path else {}
         values: dict[str, Any] = {}
         for setting in SETTINGS:
             if setting.field in overrides:
@@ -77,7 +79,7 @@ class Settings(NamedTuple):
             else:
                 value, where = setting.default, "the default"
             try:
-                values[setting.field] = setting.parse(_as_text(value))
+                values[setting.field] = setting.parse(_as_text(value, setting))
             except ValueError as error:
                 raise SettingsError(f"{where}: {error}") from None
         if not values["dir"]:
@@ -108,7 +110,11 @@ class Setting(NamedTuple):
         return f"PTOCACHE_{self.field.upper()}"
 
 
-def _as_text(value: object) -> str:
+def _as_text(value: object, setting: Setting) -> str:
+    if value is None and setting.parse in {parse_umask, _parse_optional_seconds}:
+        return ""
+    if setting.parse is parse_umask and isinstance(value, int):
+        return f"{value:o}"
     if isinstance(value, os.PathLike):
         return os.fsdecode(value)
     if isinstance(value, str | int | float):
@@ -144,15 +150,43 @@ def parse_size(text: str) -> int:
 
 def parse_seconds(text: str) -> float:
     """Read a length of time in seconds: `600`, `0.5`, `90s`, `10m`, `2h`, `7d`; raises `ValueError`."""
+    # A day short of what poll() and lock waits can count in milliseconds as a C int.
+    return _parse_time(text, 24, "600, 90s or 10m")
+
+
+def parse_age(text: str) -> float:
+    """Read an age in seconds: `30d`, `12h`, 0 for any age; raises `ValueError`."""
+    return _parse_time(text, 36500, "30d or 12h")
+
+
+def _parse_time(text: str, days: int, examples: str) -> float:
     number, unit = _split_unit(text)
     try:
         seconds = float(number) * _TIME_UNITS[unit]
-        # A day short of what poll() and lock waits can count in milliseconds as a C int.
-        if not 0 <= seconds <= 24 * 86400:
+        if not 0 <= seconds <= days * 86400:
             raise ValueError
     except (KeyError, ValueError, OverflowError):
-        raise ValueError(f"expected a time of up to 24d such as 600, 90s or 10m, found {text!r}") from None
+        raise ValueError(f"expected a time of up to {days}d such as {examples}, found {text!r}") from None
     return seconds
+
+
+def parse_umask(text: str) -> int | None:
+    """Read a file mode creation mask, in octal: `002`, `027`; `None` for an empty text.
+
+    Raises:
+        ValueError: the text is no mask, or one that would shut its own user out.
+    """
+    if not text:
+        return None
+    try:
+        mask = int(text, 8)
+        if not 0 <= mask <= 0o077:
+            raise ValueError
+    except ValueError:
+        raise ValueError(
+            f"expected what others may not do, in octal, such as 002 (the group may write), 022 or 077, found {text!r}"
+        ) from None
+    return mask
 
 
 def _split_unit(text: str) -> tuple[str, str]:
@@ -204,6 +238,20 @@ SETTINGS: tuple[Setting, ...] = (
         "5GiB",
         parse_size,
         "How large the cache may grow, in bytes or as `500MB`, `5GiB`. `0`: no limit.",
+    ),
+    Setting(
+        "max_age",
+        "0",
+        parse_age,
+        "How long what nobody uses is kept, in seconds or as `30d`. `0`: until its room is needed.",
+    ),
+    Setting(
+        "umask",
+        "",
+        parse_umask,
+        "Set it to share the cache directory with others: what they may not do with its files, in octal, such as "
+        "`002` for a group that works together. Default: the directory is private, and one that somebody else owns "
+        "or can write to is not used.",
     ),
     Setting(
         "disable",
@@ -272,23 +320,28 @@ SETTINGS: tuple[Setting, ...] = (
 
 
 def config_path(environ: Mapping[str, str] | None = None) -> str:
-    """Where the configuration file would be: `$XDG_CONFIG_HOME/ptocache/config.toml`, else below `~/.config`."""
+    """Where the configuration file would be: `$XDG_CONFIG_HOME/ptocache/config.toml`, else below `~/.config`.
+
+    Without a home directory there is none: whoever came first could have written one below /tmp.
+    """
     environ = os.environ if environ is None else environ
-    base = environ.get("XDG_CONFIG_HOME") or os.path.join(_home(environ), ".config")
-    return os.path.join(base, "ptocache", "config.toml")
+    home = _home(environ)
+    base = environ.get("XDG_CONFIG_HOME") or (os.path.join(home, ".config") if home else "")
+    return os.path.join(base, "ptocache", "config.toml") if base else ""
 
 
 def default_directory(environ: Mapping[str, str] | None = None) -> str:
     """Where the cache lives if nothing else is said, as an absolute path."""
     environ = os.environ if environ is None else environ
-    base = environ.get("XDG_CACHE_HOME") or os.path.join(_home(environ), ".cache")
+    # Without a home (a container's numeric user): below /tmp, where it is used only if it is this user's own.
+    home = _home(environ) or f"/tmp/ptocache-{os.getuid()}"  # noqa: S108 - see `ptocache.store.place`
+    base = environ.get("XDG_CACHE_HOME") or os.path.join(home, ".cache")
     return os.path.join(os.path.abspath(base), "ptocache")
 
 
 def _home(environ: Mapping[str, str]) -> str:
-    """The home directory; without one (a container's numeric user), one below /tmp that is this user's own."""
     home = environ.get("HOME") or os.path.expanduser("~")
-    return home if os.path.isabs(home) else f"/tmp/ptocache-{os.getuid()}"  # noqa: S108 - made with mode 0700
+    return home if os.path.isabs(home) else ""
 
 
 def _read_config(path: str) -> dict[str, object]:

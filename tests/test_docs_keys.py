@@ -12,7 +12,7 @@ import pytest
 
 from ptocache.stamp import TOOL_INPUT_PREFIXES, TOOL_INPUTS
 from ptocache.store.entry import VARIANTS
-from ptocache.store.failures import FOLDER_LIMIT
+from ptocache.store.local import FAILURES_LIMIT
 
 ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "docs" / "keys.md").read_text()
@@ -57,7 +57,7 @@ def test_every_variable_of_the_tools_is_in_it_and_no_other() -> None:
 
 def test_its_numbers_are_the_codes() -> None:
     assert f"several ({VARIANTS}) such actions" in PAGE
-    assert f"{256 * FOLDER_LIMIT >> 20} MiB at most" in PAGE
+    assert f"{FAILURES_LIMIT >> 20} MiB at most" in PAGE
 
 
 def test_its_links_and_settings_lead_somewhere() -> None:

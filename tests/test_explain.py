@@ -23,6 +23,7 @@ from ptocache.explain import Explanation, explain
 from ptocache.request import Key
 from ptocache.store.entry import make_entry
 from ptocache.store.local import LocalTier
+from ptocache.store.upkeep import clear
 
 OTHER = KERNEL.replace("main_kernel", "other_kernel")
 HELPED = KERNEL.replace("pto.init_core()", "pto.init_core()\n  tiles.prepare()").replace(
@@ -234,7 +235,7 @@ class TestNearest:
     @pytest.mark.usefixtures("kernel_stored")
     def test_what_was_cleared_is_not_there(self) -> None:
         with CompileCache() as cache:
-            cache.local.clear()
+            clear(cache.local)
         found = explained(numbered_kernel(1))
         assert (found.hit, found.nearest) == (None, None)
 
@@ -290,7 +291,7 @@ def test_it_compiles_nothing_and_changes_nothing(tmp_path: Path, tool_log: ToolL
         cache.compile(numbered_kernel(2))
         with pytest.raises(SourceImportError):
             cache.compile(broken)
-    output = cache_directory / "outputs" / damaged.sha256[:2] / damaged.sha256[2:]
+    output = cache_directory / "outputs" / damaged.sha256
     output.write_bytes(b"damaged")
     for path in [*(cache_directory / "outputs").rglob("*"), *(cache_directory / "failures").rglob("*")]:
         os.utime(path, (1e9, 1e9))

@@ -27,7 +27,8 @@ from ptocache.errors import (
     ToolTimeoutError,
 )
 from ptocache.request import Key
-from ptocache.store.failures import FOLDER_LIMIT, Failures, will_repeat
+from ptocache.store.failures import FOLDERS, Failures, will_repeat
+from ptocache.store.layout import Layout, blocks
 
 pytestmark = pytest.mark.usefixtures("toolchain")
 
@@ -457,48 +458,77 @@ class TestNotRemembered:
 class TestSize:
     """The directory does not grow without bound."""
 
+    LIMIT = 16 << 20
+    FOLDER_LIMIT = LIMIT // FOLDERS
+
     def key(self, number: int, folder: str | None = None) -> Key:
         name = xxhash.xxh3_128_hexdigest(str(number).encode())
-        return Key((folder or name[:2]) + name[2:], bytes(32))
+        return Key((folder or name[0]) + name[1:], bytes(32))
 
     def error(self, size: int) -> ToolError:
         return error_of("ptoas", 1, "x" * size)
 
+    def failures(self, directory: Path, limit: int = LIMIT) -> Failures:
+        return Failures(Layout(str(directory)), 600, limit)
+
     def total(self, directory: Path) -> int:
-        return sum(path.stat().st_size for path in directory.rglob("*") if path.is_file())
+        """What the files take on disk."""
+        return sum(path.stat().st_blocks * 512 for path in (directory / "failures").rglob("*") if path.is_file())
 
     def test_it_is_bounded_in_bytes_and_the_newest_are_kept(self, tmp_path: Path) -> None:
-        failures = Failures(str(tmp_path), 600)
-        keys = [self.key(number, "ab") for number in range(40)]
+        failures = self.failures(tmp_path)
+        keys = [self.key(number, "a") for number in range(40)]
         now = time.time()
         for age, key in enumerate(reversed(keys)):
-            failures.put(key, self.error(FOLDER_LIMIT // 10), b"")
-            os.utime(tmp_path / "failures" / "ab" / key.name[2:], (now - 100 + age,) * 2)
-            assert self.total(tmp_path / "failures") <= FOLDER_LIMIT
+            failures.put(key, self.error(self.FOLDER_LIMIT // 10), b"")
+            os.utime(tmp_path / "failures" / "a" / key.name[1:], (now - 100 + age,) * 2)
+            assert self.total(tmp_path) <= self.FOLDER_LIMIT
         found = [failures.get(key, self.accept) is not None for key in reversed(keys)]
         assert 8 <= sum(found) <= 10
         assert found == sorted(found)
 
     def test_many_failures_stay_within_the_bound(self, tmp_path: Path) -> None:
-        failures = Failures(str(tmp_path), 600)
+        failures = self.failures(tmp_path)
         sizes = random.Random(1)
         for number in range(200):
-            failures.put(self.key(number, "ab"), self.error(sizes.randrange(FOLDER_LIMIT // 4)), b"")
-        assert FOLDER_LIMIT // 2 < self.total(tmp_path / "failures") <= FOLDER_LIMIT
+            failures.put(self.key(number, "a"), self.error(sizes.randrange(self.FOLDER_LIMIT // 4)), b"")
+        assert self.FOLDER_LIMIT // 2 < self.total(tmp_path) <= self.FOLDER_LIMIT
+
+    def test_many_failures_in_all_folders_stay_within_the_bound(self, tmp_path: Path) -> None:
+        """A small one takes a block on disk, whatever its size."""
+        limit = FOLDERS * 5 * blocks(1)
+        failures = self.failures(tmp_path, limit)
+        for number in range(400):
+            failures.put(self.key(number), self.error(number % 100), b"")
+        assert limit // 2 < self.total(tmp_path) <= limit
+        assert {path.name for path in (tmp_path / "failures").iterdir()} == set("0123456789abcdef")
+
+    def test_a_small_limit_remembers_small_failures_only(self, tmp_path: Path) -> None:
+        failures = self.failures(tmp_path, FOLDERS * blocks(1))
+        for number, (size, remembered) in enumerate([(10, True), (blocks(1), False), (1000, True)]):
+            failures.put(self.key(number), self.error(size), b"")
+            assert (failures.get(self.key(number), self.accept) is not None) == remembered
+
+    def test_where_there_is_no_room_nothing_is_remembered(self, tmp_path: Path) -> None:
+        failures = self.failures(tmp_path, FOLDERS * blocks(1) - 1)
+        failures.put(self.key(1), self.error(10), b"")
+        assert failures.get(self.key(1), self.accept) is None
+        assert list(tmp_path.glob("failures*")) == []
 
     def test_what_is_too_old_goes_with_the_next_one(self, tmp_path: Path) -> None:
-        failures = Failures(str(tmp_path), 600)
-        failures.put(self.key(1, "ab"), self.error(10), b"")
-        folder = tmp_path / "failures" / "ab"
+        failures = self.failures(tmp_path)
+        failures.put(self.key(1, "a"), self.error(10), b"")
+        folder = tmp_path / "failures" / "a"
         (folder / "x.123.tmp").write_text("left by a process that was killed")
         for path in folder.iterdir():
             os.utime(path, (time.time() - 700,) * 2)
-        failures.put(self.key(2, "ab"), self.error(10), b"")
-        assert [path.name for path in folder.iterdir()] == [self.key(2, "ab").name[2:]]
+        failures.put(self.key(2, "a"), self.error(10), b"")
+        assert [path.name for path in folder.iterdir()] == [self.key(2, "a").name[1:]]
+        assert list((tmp_path / "temp").iterdir()) == []
 
     def test_diagnostics_that_are_too_long_are_not_remembered(self, tmp_path: Path) -> None:
-        failures = Failures(str(tmp_path), 600)
-        failures.put(self.key(1), self.error(FOLDER_LIMIT), b"")
+        failures = self.failures(tmp_path)
+        failures.put(self.key(1), self.error(256 << 10), b"")
         assert not (tmp_path / "failures").exists()
 
     def test_a_directory_that_cannot_be_written_is_no_error(
@@ -529,7 +559,7 @@ class TestSize:
     def test_a_well_made_file_with_other_content_is_no_answer(
         self, change: dict[str, object] | None, tmp_path: Path
     ) -> None:
-        failures, key = Failures(str(tmp_path), 600), self.key(1)
+        failures, key = self.failures(tmp_path), self.key(1)
         failures.put(key, self.error(10), b"")
         assert failures.get(key, bool) is None, "its inputs are not accepted"
         assert failures.get(key, self.accept) is not None

@@ -18,6 +18,7 @@ import ptocache
 from ptocache import CompileCache, Settings, pto_toolchain
 from ptocache.emulator import write_install
 from ptocache.errors import DeviceBinaryError, PtocacheError, SettingsError, SourceError, SourceImportError
+from ptocache.store.upkeep import usage
 
 pytestmark = pytest.mark.usefixtures("toolchain")
 
@@ -128,7 +129,7 @@ def test_a_tool_that_is_replaced_while_it_compiles_stores_nothing(
     monkeypatch.setenv("PTOAS_BIN", str(launcher))
     with CompileCache() as cache:
         assert cache.compile(KERNEL).origin == "compiled"
-        assert cache.local.usage()[0] == 0
+        assert usage(cache.local).entries == 0
 
 
 class TestFailures:
@@ -145,7 +146,7 @@ class TestFailures:
             for _ in range(2):
                 with pytest.raises(error):
                     cache.compile(source)
-            assert cache.local.usage()[0] == 0
+            assert usage(cache.local).entries == 0
             assert {name: totals(cache)[name] for name in ("misses", "failures", "compiles")} == {
                 "misses": 2,
                 "failures": 2,
@@ -245,7 +246,7 @@ class TestTrouble:
                 assert cache.compile(KERNEL).origin == "local", name
         with CompileCache() as cache:
             cache.compile(numbered_kernel(1))
-            assert cache.local.usage()[0] == 2
+            assert usage(cache.local).entries == 2
 
     def test_a_home_that_is_not_there(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv("PTOCACHE_DIR")

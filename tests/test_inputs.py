@@ -109,6 +109,8 @@ class TestHelpers:
         """The two versions differ in one character and follow at once: no size and no second tells them apart."""
         source = "import tilelang.contrib.ptodsl as tl\n" + USES_EVENT.replace("EVENT", "tl.EVENT")
         helper = site / "tilelang" / "contrib" / "ptodsl" / "__init__.py"
+        for parent in ("tilelang", "tilelang/contrib"):  # or an installed TileLang would be found first
+            write(site / parent / "__init__.py", "")
         write(helper, "EVENT = 1\n")
         lowered, first = run(source)
         assert lowered

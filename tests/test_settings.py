@@ -13,7 +13,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ptocache.errors import SettingsError
-from ptocache.settings import SETTINGS, Settings, config_path, default_directory, parse_bool, parse_seconds, parse_size
+from ptocache.settings import (
+    SETTINGS,
+    Settings,
+    config_path,
+    default_directory,
+    parse_age,
+    parse_bool,
+    parse_seconds,
+    parse_size,
+    parse_umask,
+)
 
 
 @pytest.fixture
@@ -42,6 +52,8 @@ def test_with_nothing_said_every_setting_has_its_default(environ: dict[str, str]
     assert Settings.load(environ) == Settings(
         dir=f"{tmp_path}/.cache/ptocache",
         size_limit=5 * 2**30,
+        max_age=0.0,
+        umask=None,
         disable=False,
         readonly=False,
         lock_timeout=600.0,
@@ -60,6 +72,9 @@ VALUES: list[tuple[str, str, Any, str, Any, object, Any]] = [
     ("dir", '"/a"', "/a", "/b", "/b", Path("/c"), "/c"),
     ("size_limit", '"1MB"', 10**6, "1KiB", 1024, 7, 7),
     ("size_limit", "12", 12, "1.5kb", 1500, "2GB", 2 * 10**9),
+    ("max_age", '"30d"', 30 * 86400.0, "12h", 12 * 3600.0, 7, 7.0),
+    ("umask", '"002"', 0o002, "027", 0o027, "77", 0o077),
+    ("umask", '"007"', 0o007, "0", 0, 0o022, 0o022),
     ("disable", "true", True, "0", False, True, True),
     ("readonly", "true", True, "off", False, "yes", True),
     ("lock_timeout", "1.5", 1.5, "2m", 120.0, 3, 3.0),
@@ -99,7 +114,8 @@ def test_every_setting_is_tried_above():
 def test_an_empty_variable_is_as_good_as_none(environ: dict[str, str], field: str):
     variable = f"PTOCACHE_{field.upper()}"
     assert Settings.load({**environ, variable: ""}) == Settings.load(environ)
-    configure(environ, "\n".join(f"{row[0]} = {row[1]}" for row in VALUES if row[0] != "size_limit" or row[1] == "12"))
+    texts = {row[0]: row[1] for row in VALUES}
+    configure(environ, "\n".join(f"{name} = {text}" for name, text in texts.items()))
     assert Settings.load({**environ, variable: ""}) == Settings.load(environ)
 
 
@@ -109,8 +125,11 @@ def test_the_process_environment_is_read_by_default(tmp_path: Path, monkeypatch:
     assert Settings.load().size_limit == 77
 
 
-def test_settings_can_be_made_again_from_themselves(environ: dict[str, str]):
-    settings = Settings.load(environ, size_limit="1.5GiB", compile_timeout=1e-05, log="debug", keep_temps=True)
+@pytest.mark.parametrize("umask", ["", "0", "002", "022", "027", "077"])
+def test_settings_can_be_made_again_from_themselves(environ: dict[str, str], umask: str):
+    settings = Settings.load(
+        environ, size_limit="1.5GiB", max_age="1.5h", umask=umask, compile_timeout=1e-05, log="debug", keep_temps=True
+    )
     assert Settings.load(environ, **settings._asdict()) == settings
 
 
@@ -215,9 +234,49 @@ def test_no_time(text: str):
     assert repr(text) in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("0", 0), ("30d", 30 * 86400), ("12h", 43200), ("0.5d", 43200), ("36500d", 36500 * 86400), (" 90 S ", 90)],
+)
+def test_an_age(text: str, seconds: float):
+    assert parse_age(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "-1d", "36501d", "1w", "30 days", "nan", "inf", "1e400", "old"])
+def test_no_age(text: str):
+    with pytest.raises(ValueError, match="expected a time of up to 36500d such as 30d or 12h") as caught:
+        parse_age(text)
+    assert repr(text) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "umask"),
+    [("", None), ("0", 0), ("000", 0), ("2", 2), ("002", 2), ("0022", 0o22), ("0o27", 0o27), ("077", 0o77)],
+)
+def test_a_umask(text: str, umask: int | None):
+    assert parse_umask(text) == umask
+
+
+@pytest.mark.parametrize("text", ["8", "028", "-2", "100", "0777", "700", "u=rwx", "0x12", "2.0", "two", "9" * 5000])
+def test_no_umask(text: str):
+    with pytest.raises(ValueError, match="in octal, such as 002") as caught:
+        parse_umask(text)
+    assert repr(text) in str(caught.value)
+
+
+def test_a_number_for_the_umask_in_the_file_is_its_value_or_refused(environ: dict[str, str]):
+    """TOML has octal numbers: what is written as one must not be taken for another mask."""
+    for text, mask in (("0o002", 0o002), ("0o027", 0o027), ("0o022", 0o022), ("'027'", 0o027)):
+        configure(environ, f"umask = {text}\n")
+        try:
+            assert Settings.load(environ).umask == mask
+        except SettingsError as error:
+            assert "octal" in str(error)  # noqa: PT017 - either answer is right
+
+
 @given(st.text(max_size=12) | st.from_regex(r"[0-9.e+_-]{0,6} ?[a-z]{0,3}", fullmatch=True))
 def test_any_text_is_a_value_in_range_or_refused_with_what_was_found(text: str):
-    for parse, limit in ((parse_size, 2**63), (parse_seconds, 24 * 86400 + 1)):
+    for parse, limit in ((parse_size, 2**63), (parse_seconds, 24 * 86400 + 1), (parse_age, 36500 * 86400 + 1)):
         try:
             assert 0 <= parse(text) < limit
         except ValueError as caught:
@@ -227,6 +286,9 @@ def test_any_text_is_a_value_in_range_or_refused_with_what_was_found(text: str):
 REFUSED = [
     ("dir", "a\0b", "a directory"),
     ("size_limit", "lots", "a size such as 5GiB"),
+    ("max_age", "old", "a time of up to 36500d"),
+    ("umask", "rwx", "what others may not do"),
+    ("umask", "0777", "what others may not do"),
     ("disable", "maybe", "1 or 0"),
     ("readonly", "2", "1 or 0"),
     ("lock_timeout", "-1", "a time"),

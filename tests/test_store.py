@@ -7,7 +7,6 @@ import ctypes
 import logging
 import multiprocessing
 import os
-import pickle
 import random
 import shutil
 import signal
@@ -32,10 +31,10 @@ from ptocache.request import Key, make_key
 from ptocache.store import index as index_module
 from ptocache.store.entry import Entry, decode_actions, encode_actions, make_entry
 from ptocache.store.files import DamagedError, publish, read_file
-from ptocache.store.index import BLOCK, Row
-from ptocache.store.local import EVICTION_STEP, TOUCH_SECONDS, LocalTier
+from ptocache.store.local import TOUCH_SECONDS, Limits, LocalTier
 from ptocache.store.memory import MemoryTier
 from ptocache.store.tiers import Found, Store
+from ptocache.store.upkeep import clear, require_cache, usage
 
 WAIT = 60  # seconds after which something that was waited for will not come any more
 FORK = multiprocessing.get_context("fork")
@@ -81,13 +80,39 @@ def store(local: LocalTier, counters: Counters) -> Store:
 
 
 def action_path(directory: Path, name: object) -> Path:
-    text = key(name).name
-    return directory / "actions" / text[:2] / text[2:]
+    return directory / "actions" / key(name).name
 
 
 def output_path(directory: Path, made: Entry) -> Path:
-    text = made.action.sha256.hex()
-    return directory / "outputs" / text[:2] / text[2:]
+    return directory / "outputs" / made.action.sha256.hex()
+
+
+def counted(tier: LocalTier) -> tuple[int, int]:
+    """How many outputs the index knows, and how many bytes they take with their actions and sources, as it says."""
+    with tier.index.transaction() as rows:
+        return rows.count(), rows.bytes()
+
+
+def files(directory: Path, folder: str) -> list[str]:
+    """The names of what is in a directory of the cache."""
+    try:
+        return sorted(os.listdir(directory / folder))
+    except FileNotFoundError:
+        return []
+
+
+def age(folder: Path) -> None:
+    """Let what is in a directory be so old that it cannot be what somebody has just begun to write."""
+    for path in folder.iterdir():
+        os.utime(path, (1, 1))
+
+
+def without_row(tier: LocalTier) -> set[str]:
+    """The outputs and actions on disk that the index does not know, so that nothing would ever remove them."""
+    with tier.index.transaction() as rows:
+        known = {name for output, row in rows.all() for name in (output, *(row.actions if row else ()))}
+    directory = Path(tier.directory)
+    return {name for folder in ("outputs", "actions", "sources") for name in files(directory, folder)} - known
 
 
 def listing(top: Path) -> dict[str, tuple[Any, ...]]:
@@ -99,6 +124,16 @@ def listing(top: Path) -> dict[str, tuple[Any, ...]]:
             data = Path(path).read_bytes() if stat.S_ISREG(status.st_mode) else b""
             seen[path] = (status.st_mode, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns, data)
     return seen
+
+
+def on_disk(top: Path) -> int:
+    """The bytes that the file system says all below a directory takes."""
+    total = 0
+    for folder, folders, names in os.walk(top):
+        for name in (*folders, *names):
+            with contextlib.suppress(FileNotFoundError):  # others may be at work there
+                total += os.lstat(os.path.join(folder, name)).st_blocks * 512
+    return total
 
 
 def sizes(top: Path) -> list[int]:
@@ -145,6 +180,49 @@ def in_child(function: Callable[[], object], before: Callable[[], object] = lamb
 
 def unprivileged(function: Callable[[], object]) -> None:
     in_child(function, before=drop_privileges)
+
+
+class Neighbour:
+    """Another process, which does one thing with each message that it is sent, and answers with what came of it."""
+
+    def __init__(self, work: Callable[[Any], Any], before: Callable[[], object] = lambda: None) -> None:
+        self._pipe, other = FORK.Pipe()
+        self.process = FORK.Process(target=self._serve, args=(work, before, other))
+        self.process.start()
+        other.close()
+
+    def _serve(self, work: Callable[[Any], Any], before: Callable[[], object], pipe: Any) -> None:
+        self._pipe.close()
+        before()
+        with contextlib.suppress(EOFError):
+            while True:
+                message = pipe.recv()
+                try:
+                    pipe.send(("", work(message)))
+                except BaseException:  # noqa: BLE001 - it is told to the parent, whatever it is
+                    pipe.send((traceback.format_exc(), None))
+
+    def __call__(self, message: Any = None) -> Any:
+        self.tell(message)
+        return self.answer()
+
+    def tell(self, message: Any = None) -> None:
+        self._pipe.send(message)
+
+    def answer(self) -> Any:
+        assert self._pipe.poll(WAIT), "the neighbour does not answer"
+        report, answer = self._pipe.recv()
+        assert not report, report
+        return answer
+
+    def __enter__(self) -> Neighbour:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._pipe.close()
+        self.process.join(WAIT)
+        self.process.kill()
+        self.process.join()
 
 
 # An action's file.
@@ -217,7 +295,7 @@ def test_two_keys_share_one_output(store: Store, local: LocalTier, directory: Pa
     assert {found(store, name) for name in ("source", "pto", "another source")} == {made.aibin}
     assert len(sizes(directory / "outputs")) == 1
     assert len(sizes(directory / "actions")) == 3
-    assert local.usage()[0] == 1
+    assert usage(local).entries == 1
 
 
 def test_a_key_put_again_leads_to_the_new_output(store: Store):
@@ -247,31 +325,43 @@ def test_the_directory_is_private_and_tagged_and_holds_nothing_else(store: Store
         os.umask(umask)
     assert stat.S_IMODE(directory.stat().st_mode) == 0o700
     assert (directory / "CACHEDIR.TAG").read_bytes().startswith(b"Signature: 8a477f597d28d172789f06886806bc55\n")
-    assert {path.name for path in directory.iterdir()} <= {"actions", "outputs", "index", "index.lock", "CACHEDIR.TAG"}
-    assert {stat.S_IMODE(path.stat().st_mode) for path in directory.glob("[ao]*/*/*")} == {0o600}
+    names = {"actions", "outputs", "temp", "index", "index.lock", "CACHEDIR.TAG"}
+    assert {path.name for path in directory.iterdir()} == names
+    assert permissions(directory) == ({0o700}, {0o600})
+
+
+def permissions(top: Path) -> tuple[set[int], set[int]]:
+    """Those of the directories, and those of the files."""
+    paths = [top, *top.rglob("*")]
+    folders, others = (
+        {stat.S_IMODE(path.stat().st_mode) for path in paths if path.is_dir() == is_folder}
+        for is_folder in (True, False)
+    )
+    return folders, others
+
+
+@pytest.mark.parametrize(("umask", "folders", "others"), [(0o002, 0o2775, 0o664), (0o027, 0o750, 0o640)])
+def test_a_directory_that_is_shared_has_the_permissions_that_were_asked_for(
+    directory: Path, counters: Counters, umask: int, folders: int, others: int
+):
+    old = os.umask(0o077)
+    try:
+        tier = LocalTier(str(directory), umask=umask)
+        Store([tier], counters).put([key("a")], entry(b"x"), b"source")
+        assert permissions(directory) == ({folders}, {others})  # the database is open, with its side files
+        tier.close()
+    finally:
+        os.umask(old)
 
 
 def test_a_hit_opens_no_database_and_changes_nothing(store: Store, directory: Path, counters: Counters):
     store.put([key("a")], entry(b"x"))
+    assert found(store, "a") == b"x"  # the first one marks the output as used
     before = listing(directory)
     tier = LocalTier(str(directory))
     assert found(Store([tier], counters), "a") == b"x"
     assert tier._lazy_index is None
     assert listing(directory) == before
-
-
-def test_a_hit_marks_an_output_as_used_once_an_hour(store: Store, directory: Path):
-    made = entry(b"x")
-    store.put([key("a")], made)
-    path = output_path(directory, made)
-    old = time.time() - TOUCH_SECONDS - 60
-    os.utime(path, (old, old))
-    assert found(store, "a") == b"x"
-    assert path.stat().st_mtime > old + TOUCH_SECONDS
-    recent = time.time() - TOUCH_SECONDS / 2
-    os.utime(path, (recent, recent))
-    assert found(store, "a") == b"x"
-    assert path.stat().st_mtime == pytest.approx(recent)
 
 
 # Damage: a miss, which repairs itself.
@@ -333,7 +423,7 @@ def to_huge(path: Path) -> None:
 
 
 def to_link_to_a_good_copy(path: Path) -> None:
-    copy = path.parent.parent.parent.parent / "copy"
+    copy = path.parents[2] / "copy"
     path.rename(copy)
     path.symlink_to(copy)
 
@@ -355,7 +445,7 @@ def test_what_is_damaged_is_a_miss_until_it_is_put_again(
     made, other = filled(1, 5000), filled(2, 5000)
     store.put([key("a")], made)
     store.put([key("b")], other)
-    usage = local.usage()
+    before = counted(local)
     damage(action_path(directory, "a") if what == "action" else output_path(directory, made))
     assert found(store, "a") is None
     assert found(store, "a") is None
@@ -363,7 +453,7 @@ def test_what_is_damaged_is_a_miss_until_it_is_put_again(
     store.put([key("a")], made)
     assert found(store, "a") == made.aibin
     assert found(Store([LocalTier(str(directory))], Counters(str(directory))), "a") == made.aibin
-    assert local.usage() == usage
+    assert counted(local) == before
     assert sorted(sizes(directory / "outputs")) == [5000, 5000]
 
 
@@ -401,13 +491,12 @@ def test_a_link_is_removed_and_what_it_points_to_left_alone(store: Store, direct
     assert treasure.read_bytes() == made.aibin
 
 
-@pytest.mark.parametrize("what", ["actions", "outputs", "actions/xx", "outputs/xx"])
+@pytest.mark.parametrize("what", ["actions", "outputs", "sources", "temp"])
 @pytest.mark.parametrize("kind", ["file", "dangling link", "fifo", "nothing"])
 def test_a_directory_that_something_else_replaced_is_made_anew(store: Store, directory: Path, what: str, kind: str):
     made = entry(b"x" * 100)
-    store.put([key("a")], made)
-    path = (action_path(directory, "a") if what.startswith("actions") else output_path(directory, made)).parent
-    path = path if what.endswith("xx") else path.parent
+    store.put([key("a")], made, b"source")
+    path = directory / what
     path.rename(directory.parent / "aside")
     if kind == "file":
         path.write_text("x")
@@ -415,9 +504,11 @@ def test_a_directory_that_something_else_replaced_is_made_anew(store: Store, dir
         path.symlink_to("/nonexistent/target")
     elif kind == "fifo":
         os.mkfifo(path)
-    assert found(store, "a") is None
-    store.put([key("a")], made)
+    assert found(store, "a") == (None if what in {"actions", "outputs"} else made.aibin)
+    store.put([key("a")], made, b"source")
     assert found(store, "a") == made.aibin
+    assert (directory / "sources" / key("a").name).read_bytes() == b"source"
+    assert files(directory, "temp") == []
 
 
 @pytest.mark.parametrize("damage", DAMAGES + REPLACEMENTS)
@@ -432,7 +523,7 @@ def test_a_damaged_tag_is_written_anew_with_the_next_store(store: Store, directo
     assert tag.read_bytes() == text
 
 
-@pytest.mark.parametrize("what", ["action", "output", "tag", "index", "index.lock"])
+@pytest.mark.parametrize("what", ["action", "output", "tag"])
 def test_what_may_not_be_read_is_a_miss_until_it_is_put_again(
     store: Store, local: LocalTier, directory: Path, what: str
 ):
@@ -443,8 +534,6 @@ def test_what_may_not_be_read_is_a_miss_until_it_is_put_again(
         "action": action_path(directory, "a"),
         "output": output_path(directory, made),
         "tag": directory / "CACHEDIR.TAG",
-        "index": directory / "index" / "cache.db",
-        "index.lock": directory / "index.lock",
     }[what]
     path.chmod(0)
 
@@ -452,7 +541,7 @@ def test_what_may_not_be_read_is_a_miss_until_it_is_put_again(
         with pytest.raises(PermissionError):
             path.open("rb")
         again = Store([LocalTier(str(directory))], Counters(str(directory)))
-        assert found(again, "a") == (None if what in {"action", "output"} else made.aibin)
+        assert found(again, "a") == (made.aibin if what == "tag" else None)
         again.put([key("a"), key("b")], made)
         assert found(again, "a") == found(again, "b") == made.aibin
 
@@ -461,7 +550,7 @@ def test_what_may_not_be_read_is_a_miss_until_it_is_put_again(
 
 def test_a_directory_that_may_not_be_written_is_read(store: Store, local: LocalTier, directory: Path):
     store.put([key("a")], entry(b"x"))
-    local.close()
+    assert found(store, "a") == b"x"  # it is marked as used, and not once more for an hour
     damaged = entry(b"y" * 100)
     store.put([key("d")], damaged)
     local.close()
@@ -479,7 +568,7 @@ def test_a_directory_that_may_not_be_written_is_read(store: Store, local: LocalT
         again.put([key("b")], entry(b"z"))
         assert found(again, "b") is None
         assert counters.totals()["errors"] >= 1
-        assert tier.usage()[0] == 2
+        assert usage(tier).entries == 2
 
     before = listing(directory)
     try:
@@ -509,377 +598,69 @@ def test_a_cache_directory_that_cannot_be_one_is_left_alone(tmp_path: Path, coun
     assert counters.totals()["errors"] >= 1
 
 
-def test_a_full_disk_leaves_nothing_behind(directory: Path, counters: Counters):
+@pytest.mark.parametrize("room", [2_000, 500_000], ids=["for no database", "for no output"])
+def test_a_full_disk_leaves_nothing_behind(directory: Path, counters: Counters, room: int):
     """The limit on a file's size stands in for the disk: the write fails the same way, half-way."""
+    made = entry(b"x" * 1_000_000)
 
     def use() -> None:
         import resource
 
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (room, room))
         store = Store([LocalTier(str(directory))], Counters(str(directory)))
-        store.put([key("a")], entry(b"x" * 5000))
+        store.put([key("a")], made)
         assert found(store, "a") is None
 
     in_child(use)
-    assert not [size for size in sizes(directory) if size > 2000]
-    assert not list(directory.rglob("*.tmp"))
-    store = Store([LocalTier(str(directory))], counters)
-    store.put([key("a")], entry(b"x" * 5000))
-    assert found(store, "a") == b"x" * 5000
-
-
-# The index.
-
-DATABASE_DAMAGES = [*DAMAGES, *(damage for damage in REPLACEMENTS if damage is not to_huge)]
-
-
-def known(local: LocalTier) -> int:
-    """How many outputs the index itself knows."""
-    return local._index.count()
-
-
-@pytest.mark.parametrize("damage", DATABASE_DAMAGES)
-@pytest.mark.parametrize("open_", [False, True], ids=["closed", "open"])
-def test_a_damaged_index_costs_no_entry_and_is_made_anew(
-    store: Store, local: LocalTier, directory: Path, damage: Damage, open_: bool
-):
-    for number in range(20):
-        store.put([key(number)], filled(number, 2000))
-    usage = local.usage()
-    local.close()  # its log goes into the database, so that the damage is all there is
-    if open_:
-        assert known(local) == 20
-    damage(directory / "index" / "cache.db")
-    assert [found(store, number) for number in range(20)] == [filled(number, 2000).aibin for number in range(20)]
-    store.put([key("next")], filled(99, 2000))
-    assert found(store, "next") == filled(99, 2000).aibin
-    local.close()
-    again = LocalTier(str(directory))
-    Store([again], Counters(str(directory))).put([key("one more")], filled(98, 2000))
-    assert known(again) == 22
-    assert again.usage()[1] - usage[1] == pytest.approx(2 * (2000 + 2 * BLOCK), abs=16 * BLOCK)
-    again.close()
-
-
-@pytest.mark.parametrize("kind", ["directory", "file", "dangling link"])
-def test_an_index_that_is_gone_is_made_anew(store: Store, local: LocalTier, directory: Path, kind: str):
-    for number in range(3):
-        store.put([key(number)], filled(number, 2000))
-    (directory / "index").rename(directory.parent / "aside")
-    if kind == "file":
-        (directory / "index").write_text("x")
-    elif kind == "dangling link":
-        (directory / "index").symlink_to("nowhere")
-    other = LocalTier(str(directory))
-    other.put([key("other")], filled(98, 2000))
-    store.put([key("next")], filled(99, 2000))  # by a process that had the old index open
-    assert known(local) == known(other) == 5
-    other.close()
-
-
-@pytest.mark.parametrize("damage", [to_directory, to_fifo, to_socket, to_dangling_link, to_garbage, remove])
-def test_a_damaged_lock_of_the_index_does_not_stop_stores(
-    store: Store, local: LocalTier, directory: Path, counters: Counters, damage: Damage
-):
-    store.put([key("a")], filled(1, 2000))
-    local.close()
-    (directory / "index.lock").touch()
-    damage(directory / "index.lock")
-    store.put([key("b")], filled(2, 2000))
-    assert known(local) == 2
-    assert counters.totals()["errors"] == 0
-
-
-FOREIGN = [
-    ["CREATE TABLE other (x)"],
-    ["CREATE TABLE Settings (a, b, c)", "INSERT INTO Settings VALUES (1, 2, 3)"],
-    ["CREATE TABLE Cache (x)"],
-    ["CREATE VIEW Settings AS SELECT 1 AS key, 2 AS value"],
-]
-
-
-@pytest.mark.parametrize("statements", FOREIGN, ids=["another table", "Settings", "Cache", "a view"])
-def test_a_database_of_somebody_else_is_replaced(
-    store: Store, local: LocalTier, directory: Path, statements: Sequence[str]
-):
-    store.put([key("a")], filled(1, 2000))
-    local.close()
-    (directory / "index" / "cache.db").unlink()
-    with contextlib.closing(sqlite3.connect(directory / "index" / "cache.db")) as database:
-        for statement in statements:
-            database.execute(statement)
-        database.commit()
-    store.put([key("b")], filled(2, 2000))
-    store.put([key("c")], filled(3, 2000))
-    assert known(local) == 3
-    assert [found(store, name) for name in "abc"] == [filled(number, 2000).aibin for number in (1, 2, 3)]
-
-
-@pytest.mark.parametrize("open_", [False, True], ids=["closed", "open"])
-def test_a_locked_index_delays_a_store_by_a_bounded_time(
-    store: Store, local: LocalTier, directory: Path, counters: Counters, open_: bool, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setattr(index_module, "TIMEOUT", 0.2)
-    store.put([key("a")], filled(1, 2000))
-    if not open_:
-        local.close()
-    with contextlib.closing(sqlite3.connect(directory / "index" / "cache.db", isolation_level=None)) as other:
-        other.execute("BEGIN IMMEDIATE")
-        start = time.monotonic()
-        store.put([key("b")], filled(2, 2000))
-        assert time.monotonic() - start < 30  # diskcache by itself would wait for a minute
-        assert found(store, "b") == filled(2, 2000).aibin
-        assert counters.totals()["errors"] == 1
-        other.execute("ROLLBACK")
-    store.put([key("c")], filled(3, 2000))
-    assert counters.totals()["errors"] == 1
-    assert known(local) == 2
-
-
-class Bomb:
-    """Unpickled, it makes a file."""
-
-    def __init__(self, path: str) -> None:
-        self.path = path
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return (os.mkdir, (self.path,))
-
-
-HOSTILE_KEYS = [
-    "../../treasure",
-    "/etc/passwd",
-    "..",
-    "",
-    "a" * 63 + "/",
-    "A" * 64,
-    "0" * 64 + "\n",
-    "é" * 64,
-    b"\x80\x04N.",
-    5,
-    2.5,
-    None,
-]
-
-
-@pytest.mark.parametrize("raw", [1, 0, None])
-@pytest.mark.parametrize("hostile_keys", [HOSTILE_KEYS, []], ids=["hostile keys", "good keys"])
-def test_hostile_rows_are_neither_unpickled_nor_used_as_paths(
-    directory: Path, tmp_path: Path, counters: Counters, hostile_keys: list[Any], raw: int | None
-):
-    treasure = tmp_path / "treasure"
-    treasure.write_text("gold")
-    boom = tmp_path / "boom"
-    tier = LocalTier(str(directory), size_limit=150_000)
-    store = Store([tier], counters)
-    store.put([key("a")], filled(1, 2000))
-    tier.close()
-    bomb = pickle.dumps(Bomb(str(boom)))
-    deep = "../" * 20 + str(treasure).lstrip("/")
-    good = "0" * 64
-    values: list[Any] = [b"", bomb, "text", 7, None, struct.pack("<Qd", 1 << 40, 0) + b"../" * 16 + b"x" * 16]
-    values.append(struct.pack("<Qd", 1 << 40, float("nan")) + b"0" * 32)
-    with contextlib.closing(sqlite3.connect(directory / "index" / "cache.db")) as database:
-        insert = (
-            "INSERT OR IGNORE INTO Cache(rowid, key, raw, store_time, access_time, size, mode, filename, value)"
-            " VALUES (?, ?, ?, 0, 0, ?, ?, ?, ?)"
-        )
-        keys = [*hostile_keys, *([bomb] if hostile_keys else []), good, *(good[:-1] + digit for digit in "123456")]
-        for number, (row_key, mode) in enumerate((k, m) for k in keys for m in (1, 2, 3, 4)):
-            value = values[number % len(values)]
-            name = ["../../treasure", str(treasure), deep, None][number % 4]
-            database.execute(insert, (number - 1000, row_key, raw, 1 << 16, mode, name, value))
-        database.commit()
-    for number in range(2, 30):  # enough for the eviction to meet every row
-        store.put([key(number)], filled(number, 2000))
-    assert treasure.read_text() == "gold"
-    assert not boom.exists()
-    assert found(store, 29) == filled(29, 2000).aibin
-    assert tier.usage()[1] <= 150_000
-    with contextlib.closing(sqlite3.connect(directory / "index" / "cache.db")) as database:
-        left = database.execute("SELECT COUNT(*) FROM Cache WHERE rowid < 0").fetchone()
-    assert left == (0,)
-    tier.close()
-
-
-def test_hostile_settings_of_the_index_are_not_obeyed(directory: Path, tmp_path: Path, counters: Counters):
+    assert [files(directory, folder) for folder in ("outputs", "actions", "temp")] == [[], [], []]
     tier = LocalTier(str(directory))
+    assert counted(tier) == (0, 0)
     store = Store([tier], counters)
-    store.put([key("a")], filled(1, 2000))
+    store.put([key("a")], made)
+    assert found(store, "a") == made.aibin
+    assert counters.totals()["errors"] == 1  # the child's
     tier.close()
-    boom = tmp_path / "boom"
-    with contextlib.closing(sqlite3.connect(directory / "index" / "cache.db")) as database:
-        for name, value in [
-            ("disk_nonsense", 1),
-            ("cull_limit", 100),
-            ("size_limit", 1),
-            ("eviction_policy", "least-recently-used"),
-            ("count", "many"),
-            ("tag_index", pickle.dumps(Bomb(str(boom)))),
-        ]:
-            database.execute("INSERT OR REPLACE INTO Settings VALUES (?, ?)", (name, value))
-        database.commit()
-    for number in range(2, 6):
-        store.put([key(number)], filled(number, 2000))
-    assert known(tier) == 5
-    assert found(store, "a") == filled(1, 2000).aibin
-    assert not boom.exists()
-
-
-@given(st.binary(max_size=100))
-def test_any_bytes_are_a_row_with_sensible_names_or_none(value: bytes):
-    row = Row.decode(value)
-    if row is not None:
-        assert all(len(name) == 32 and not set(name) - set("0123456789abcdef") for name in row.actions)
-        assert row.encode() == value
-
-
-# The limit.
-
-
-def test_the_limit_holds_and_what_was_stored_last_is_kept(directory: Path, counters: Counters):
-    limit = 600_000
-    tier = LocalTier(str(directory), size_limit=limit)
-    store = Store([tier], counters)
-    for number in range(60):
-        store.put([key(number), key(f"pto {number}")], filled(number, 20_000))
-        assert tier.usage()[1] <= limit
-        assert found(store, number) is not None
-    kept = [number for number in range(60) if found(store, number) is not None]
-    assert kept == list(range(60 - len(kept), 60))
-    assert len(kept) >= 12  # of 32 KiB each, beside the database
-    assert len(sizes(directory / "outputs")) == tier.usage()[0] == len(kept)
-    assert len(sizes(directory / "actions")) == 2 * len(kept)
-    assert sum(sizes(directory / "outputs") + sizes(directory / "actions")) <= limit
-    tier.close()
-
-
-def test_what_was_used_since_is_kept_longer(directory: Path, counters: Counters):
-    tier = LocalTier(str(directory), size_limit=600_000)
-    store = Store([tier], counters)
-    for number in range(5):
-        store.put([key(number)], filled(number, 20_000))
-    used = output_path(directory, filled(0, 20_000))
-    later = time.time() + 100
-    os.utime(used, (later, later))
-    for number in range(5, 25):
-        store.put([key(number)], filled(number, 20_000))
-    assert found(store, 0) is not None
-    assert [found(store, number) for number in (1, 2, 3)] == [None, None, None]
-    for number in range(25, 60):  # but not for ever
-        store.put([key(number)], filled(number, 20_000))
-    assert found(store, 0) is None
-    tier.close()
-
-
-def test_a_lowered_limit_is_reached_after_some_stores(directory: Path, counters: Counters):
-    big = LocalTier(str(directory))
-    for number in range(60):
-        big.put([key(number)], filled(number, 20_000))
-    big.close()
-    small = LocalTier(str(directory), size_limit=400_000)
-    store = Store([small], counters)
-    for number in range(60, 60 + 60 // EVICTION_STEP + 1):
-        store.put([key(number)], filled(number, 20_000))
-    assert small.usage()[1] <= 400_000
-    assert found(store, 60 + 60 // EVICTION_STEP) is not None
-    small.close()
-
-
-def test_no_limit_evicts_nothing(directory: Path):
-    tier = LocalTier(str(directory), size_limit=0)
-    for number in range(20):
-        tier.put([key(number)], filled(number, 20_000))
-    assert tier.usage()[0] == 20
-    tier.close()
-
-
-def test_an_output_larger_than_the_limit_is_not_stored_and_evicts_nothing(
-    directory: Path, counters: Counters, caplog: pytest.LogCaptureFixture
-):
-    tier = LocalTier(str(directory), size_limit=300_000)
-    store = Store([tier], counters)
-    store.put([key("small")], filled(1, 20_000))
-    with caplog.at_level(logging.WARNING, "ptocache"):
-        store.put([key("large")], filled(2, 300_000))
-    assert "PTOCACHE_SIZE_LIMIT" in caplog.text
-    assert found(store, "large") is None
-    assert found(store, "small") is not None
-    assert counters.totals()["errors"] == 0
-    tier.close()
-
-
-def test_an_evicted_output_leaves_an_action_that_leads_elsewhere_by_now(directory: Path, counters: Counters):
-    tier = LocalTier(str(directory), size_limit=400_000)
-    store = Store([tier], counters)
-    store.put([key("a")], filled(1, 100_000))
-    store.put([key("b")], filled(2, 100_000))
-    store.put([key("a")], filled(3, 100_000))
-    store.put([key("c")], filled(4, 100_000))  # evicts output 1, to which `a` once led
-    assert not output_path(directory, filled(1, 100_000)).exists()
-    assert found(store, "a") == filled(3, 100_000).aibin
-    tier.close()
-
-
-def test_storing_again_does_not_count_twice(store: Store, local: LocalTier):
-    store.put([key("a"), key("b")], filled(1, 20_000))
-    usage = local.usage()
-    for _ in range(3):
-        store.put([key("a"), key("b")], filled(1, 20_000))
-        store.put([key("b")], filled(1, 20_000))
-    assert local.usage() == usage
-
-
-def test_usage_is_the_same_from_the_index_and_from_the_files(store: Store, local: LocalTier, directory: Path):
-    for number in range(5):
-        store.put([key(number), key(f"pto {number}")], filled(number, 20_000 + number * 4))
-    count, used = local.usage()
-    files_count, files_used = LocalTier(str(directory), readonly=True).usage()
-    assert count == files_count == 5
-    assert files_used == 5 * (20_000 + 3 * BLOCK) + 4 * (0 + 1 + 2 + 3 + 4)
-    assert 0 < used - files_used < 64 * BLOCK  # the database itself
-    assert LocalTier(str(directory / "nowhere")).usage() == (0, 0)
 
 
 # Clearing.
 
 
 def test_clear_removes_every_entry_and_says_what_it_was(store: Store, local: LocalTier, directory: Path):
-    assert local.clear() == (0, 0)
+    assert clear(local) == (0, 0)
     assert not directory.exists()
     for number in range(5):
-        store.put([key(number)], filled(number, 20_000))
+        store.put([key(number)], filled(number, 20_000), b"source")
     (directory / "counters").write_text("\nmisses=5\n")
-    usage = local.usage()
-    assert local.clear() == usage
-    assert local.usage()[0] == 0
+    before = on_disk(directory)
+    cleared = clear(local)
+    assert cleared == (5, before - on_disk(directory))
+    assert cleared.bytes >= 5 * 20_000
+    assert usage(local).entries == 0
     assert [found(store, number) for number in range(5)] == [None] * 5
-    assert not list(directory.rglob("outputs/*/*")) + list(directory.rglob("actions/*/*"))
+    assert [files(directory, folder) for folder in ("outputs", "actions", "sources", "temp")] == [[], [], [], []]
     assert (directory / "counters").read_text() == "\nmisses=5\n"
-    assert local.clear()[0] == 0
+    assert clear(local).entries == 0
     store.put([key("a")], entry(b"x"))
     assert found(store, "a") == b"x"
-    assert local.usage()[0] == 1
-
-
-@pytest.mark.parametrize("damage", DATABASE_DAMAGES)
-def test_clear_works_with_a_damaged_index(store: Store, local: LocalTier, directory: Path, damage: Damage):
-    store.put([key("a")], filled(1, 20_000))
-    local.close()
-    damage(directory / "index" / "cache.db")
-    assert local.clear()[0] == 1
-    assert found(store, "a") is None
-    store.put([key("a")], filled(1, 20_000))
-    assert local.usage()[0] == 1
+    assert usage(local).entries == 1
 
 
 def test_clear_works_without_the_tag(store: Store, local: LocalTier, directory: Path):
     store.put([key("a")], filled(1, 20_000))
     (directory / "CACHEDIR.TAG").unlink()
-    assert local.is_cache()
-    assert local.clear()[0] == 1
+    require_cache(local)
+    assert clear(local).entries == 1
     assert found(store, "a") is None
+
+
+def test_usage_is_what_the_disk_says_from_the_index_and_from_the_files(store: Store, local: LocalTier, directory: Path):
+    for number in range(5):
+        store.put([key(number), key(f"pto {number}")], filled(number, 20_000 + number * 4), b"source")
+    expected = (5, on_disk(directory))
+    assert usage(local) == expected
+    assert usage(LocalTier(str(directory), readonly=True)) == expected
+    assert usage(LocalTier(str(directory / "nowhere"))) == (0, 0)
 
 
 @pytest.mark.parametrize(
@@ -890,7 +671,9 @@ def test_clear_works_without_the_tag(store: Store, local: LocalTier, directory: 
         ["outputs/x"],
         ["actions/deploy.yml"],
         ["index/index.html"],
-        ["actions/ab/cd", "outputs/ab/cd", "notes"],
+        [f"actions/{'a' * 32}", f"outputs/{'b' * 64}", "notes"],
+        [f"actions/{'a' * 31}"],
+        [f"outputs/{'b' * 63}"],
         ["CACHEDIR.TAG"],
     ],
 )
@@ -902,11 +685,10 @@ def test_a_directory_that_is_no_cache_is_not_touched(tmp_path: Path, names: Sequ
     before = listing(directory)
     tier = LocalTier(str(directory))
     assert found(Store([tier], Counters(str(tmp_path))), "a") is None
-    tier.usage()
+    usage(tier)
     if names != ["CACHEDIR.TAG"]:  # with nothing but a tag in it, there is nothing to lose
-        assert not tier.is_cache()
         with pytest.raises(NotACacheError, match="PTOCACHE_DIR") as caught:
-            tier.clear()
+            clear(tier)
         assert str(directory) in str(caught.value)
     assert listing(directory) == before
 
@@ -917,7 +699,7 @@ def test_storing_into_a_directory_with_files_of_the_user_removes_none(tmp_path: 
     for name in names:
         (directory / name).parent.mkdir(parents=True, exist_ok=True)
         (directory / name).write_text("precious")
-    store = Store([LocalTier(str(directory), size_limit=200_000)], counters)
+    store = Store([LocalTier(str(directory), Limits(400_000))], counters)
     for number in range(10):
         store.put([key(number)], filled(number, 20_000))
     assert found(store, 9) is not None
@@ -937,7 +719,7 @@ def test_readonly_changes_nothing(store: Store, local: LocalTier, directory: Pat
     old = time.time() - 10 * TOUCH_SECONDS
     os.utime(output_path(directory, good), (old, old))
     before = listing(directory)
-    tier = LocalTier(str(directory), size_limit=1, readonly=True)
+    tier = LocalTier(str(directory), Limits(1), readonly=True)
     reader = Store([tier], Counters(str(directory), readonly=True))
     assert found(reader, "good") == good.aibin
     assert found(reader, "bad") is None
@@ -945,7 +727,7 @@ def test_readonly_changes_nothing(store: Store, local: LocalTier, directory: Pat
     assert found(reader, "never") is None
     reader.put([key("new")], filled(4, 20_000))
     assert found(reader, "new") is None
-    assert tier.usage()[0] == 2
+    assert usage(tier).entries == 2
     tier.close()
     assert listing(directory) == before
 
@@ -954,7 +736,7 @@ def test_readonly_makes_no_directory(directory: Path):
     tier = LocalTier(str(directory), readonly=True)
     tier.put([key("a")], entry(b"x"))
     assert tier.get(key("a")) is None
-    assert tier.usage() == (0, 0)
+    assert usage(tier) == (0, 0)
     assert not directory.parent.exists()
 
 
@@ -1024,7 +806,10 @@ class Broken:
     def get(self, key: Key, accept: object = None) -> Entry | None:
         raise self.error
 
-    def put(self, keys: Sequence[Key], entry: Entry) -> None:
+    def put(self, keys: Sequence[Key], entry: Entry, source: bytes = b"") -> None:
+        raise self.error
+
+    def use(self, entry: Entry) -> None:
         raise self.error
 
 
@@ -1058,6 +843,14 @@ def test_a_failing_tier_is_passed_over_counted_and_told_once(
     assert "PTOCACHE_DIR" in records[0].getMessage()
 
 
+def test_a_farther_tier_that_fails_to_note_a_use_costs_no_hit(counters: Counters):
+    memory = MemoryTier()
+    memory.put([key("a")], entry(b"x"))
+    store = Store([memory, Broken(OSError(5, "Input/output error"))], counters)
+    assert [found(store, "a") for _ in range(2)] == [b"x"] * 2
+    assert counters.totals()["errors"] == 2
+
+
 def test_an_interrupt_is_not_a_fault_of_the_cache(counters: Counters):
     store = Store([Broken(KeyboardInterrupt())], counters)  # type: ignore[arg-type]
     with pytest.raises(KeyboardInterrupt):
@@ -1087,7 +880,7 @@ def test_a_file_appears_whole_or_not_at_all(tmp_path: Path):
     thread.join(WAIT)
     assert seen <= set(versions)
     assert len(seen) > 1
-    assert [item.name for item in path.parent.iterdir()] == ["file"]
+    assert [files(tmp_path, folder) for folder in ("below", "temp")] == [["file"], []]
 
 
 def test_a_file_above_the_limit_is_not_read(tmp_path: Path):
@@ -1127,75 +920,61 @@ def run_together(count: int, work: Callable[[int], object]) -> None:
     assert not any(reports), "\n".join(reports)
 
 
-@pytest.mark.parametrize("limit", [0, 500_000], ids=["no limit", "evicting"])
+@pytest.mark.parametrize("limit", [0, 1_000_000], ids=["no limit", "evicting"])
 def test_eight_processes_get_the_right_bytes_or_none(directory: Path, limit: int):
     expected = {number: filled(number, 8_000 + 4 * number) for number in range(40)}
 
     def work(me: int) -> None:
         chance = random.Random(me)
-        tier = LocalTier(str(directory), size_limit=limit)
-        counters = Counters(str(directory))
-        store = Store([tier], counters)
+        tier = LocalTier(str(directory), Limits(limit))  # without a `Store`, that would hide what fails
         for _ in range(60):
             number = chance.randrange(40)
             if chance.random() < 0.5:
-                store.put([key(number), key(f"pto {number}")], expected[number])
-            aibin = found(store, number)
-            assert aibin is None or aibin == expected[number].aibin
+                tier.put([key(number), key(f"pto {number}")], expected[number])
+            got = tier.get(key(number))
+            assert got is None or got.aibin == expected[number].aibin
             name = f"mine {me}"
-            store.put([key(name)], filled(1000 + me, 4000))
-            assert limit or found(store, name) == filled(1000 + me, 4000).aibin
-        assert counters.totals()["errors"] == 0
+            tier.put([key(name)], filled(1000 + me, 4000))
+            assert limit or tier.get(key(name)) is not None
         tier.close()
 
     run_together(8, work)
-    tier = LocalTier(str(directory), size_limit=limit)
+    tier = LocalTier(str(directory), Limits(limit))
     store = Store([tier], Counters(str(directory)))
     for number, made in expected.items():
         assert found(store, number) in {None, made.aibin}
     for number in range(3):
         store.put([key(f"last {number}")], filled(2000 + number, 4000))
-    count, used = tier.usage()
-    assert not list(directory.rglob("*.tmp"))
-    if limit:
-        assert used <= limit
-    else:
-        assert count == len(sizes(directory / "outputs"))
-        assert files_of(directory) == tier.usage()[0]
+    assert files(directory, "temp") == []
+    assert without_row(tier) == set()
+    assert counted(tier)[0] == len(files(directory, "outputs"))
+    assert not limit or on_disk(directory) <= limit
     tier.close()
-
-
-def files_of(directory: Path) -> int:
-    return LocalTier(str(directory), readonly=True).usage()[0]
 
 
 def test_eight_processes_begin_a_cache_at_once(directory: Path):
     def work(me: int) -> None:
         counters = Counters(str(directory))
-        store = Store([LocalTier(str(directory), size_limit=10**9)], counters)
+        store = Store([LocalTier(str(directory), Limits(10**9))], counters)
         store.put([key("same"), key(me)], filled(7, 4000))
         assert found(store, "same") == found(store, me) == filled(7, 4000).aibin
         assert counters.totals()["errors"] == 0
 
     run_together(8, work)
-    assert LocalTier(str(directory)).usage()[0] == 1
+    assert usage(LocalTier(str(directory))).entries == 1
 
 
 def test_processes_survive_a_neighbour_that_damages_everything(directory: Path):
-    def files() -> list[Path]:
-        tops = ["actions", "outputs"]
-        return [Path(at, name) for top in tops for at, _, names in os.walk(directory / top) for name in names]
-
     def work(me: int) -> None:
         chance = random.Random(me)
-        store = Store([LocalTier(str(directory), size_limit=500_000)], Counters(str(directory)))
+        store = Store([LocalTier(str(directory), Limits(500_000))], Counters(str(directory)))
         for step in range(40):
             number = chance.randrange(10)
             if me:
                 store.put([key(number)], filled(number, 4000))
                 assert found(store, number) in {None, filled(number, 4000).aibin}
             else:
-                paths = [path for path in files() if path.is_file()]
+                paths = [directory / top / name for top in ("actions", "outputs") for name in files(directory, top)]
                 with contextlib.suppress(OSError, IndexError):
                     path = chance.choice(paths)
                     chance.choice([truncate, empty, flip_a_byte, to_directory, to_fifo, remove])(path)
@@ -1236,10 +1015,13 @@ def test_a_child_forked_from_a_process_that_uses_the_cache_can_use_it(store: Sto
         in_child(use)
     store.put([key("c")], entry(b"z"))
     assert [found(store, name) for name in "abc"] == [b"x", b"y", b"z"]
-    assert local.usage()[0] == 3
+    assert usage(local).entries == 3
 
 
-def test_a_child_forked_while_a_thread_holds_every_lock_is_not_held_up(directory: Path):
+def test_a_child_forked_while_a_thread_holds_every_lock_is_not_held_up(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(index_module, "TIMEOUT", 0.2)
     memory, local, counters = MemoryTier(), LocalTier(str(directory)), Counters(str(directory))
     store = Store([memory, local], counters)
     store.put([key("a")], entry(b"x"))
@@ -1247,7 +1029,7 @@ def test_a_child_forked_while_a_thread_holds_every_lock_is_not_held_up(directory
     held, release = threading.Event(), threading.Event()
 
     def hold() -> None:
-        with memory._lock, counters._lock, local._index._opening:
+        with memory._lock, counters._lock, local.index._lock:
             held.set()
             release.wait(WAIT)
 
@@ -1274,7 +1056,7 @@ def test_a_child_forked_while_a_thread_holds_every_lock_is_not_held_up(directory
 def test_a_process_killed_while_it_stores_leaves_nothing_that_is_half_done(directory: Path, counters: Counters):
 
     def work(started: Any) -> None:
-        store = Store([LocalTier(str(directory), size_limit=2_000_000)], Counters(str(directory)))
+        store = Store([LocalTier(str(directory), Limits(2_000_000))], Counters(str(directory)))
         number = 0
         while True:
             store.put([key(number % 30)], filled(number % 30, 100_000))
@@ -1291,13 +1073,16 @@ def test_a_process_killed_while_it_stores_leaves_nothing_that_is_half_done(direc
             receiver.recv()
         process.kill()
         process.join()
-    tier = LocalTier(str(directory), size_limit=2_000_000)
+    age(directory / "temp")
+    tier = LocalTier(str(directory), Limits(2_000_000))
     store = Store([tier], counters)
     for number in range(30):
         assert found(store, number) in {None, filled(number, 100_000).aibin}
         store.put([key(number)], filled(number, 100_000))
         assert found(store, number) == filled(number, 100_000).aibin
-    assert tier.usage()[1] <= 2_000_000
+    assert on_disk(directory) <= 2_000_000
+    assert files(directory, "temp") == []
+    assert without_row(tier) == set()
     assert counters.totals()["errors"] == 0
     tier.close()
 

@@ -23,7 +23,10 @@ COMMANDS = {
     "compile": "compile a PTODSL source, or take the result from the cache",
     "explain": "say why a source is a hit or a miss",
     "stats": "show what the cache holds and what it was good for",
+    "verify": "read all that is stored, and check it",
+    "prune": "apply the limits now, and remove what belongs to no entry",
     "clear": "remove everything from the cache",
+    "doctor": "check that the cache can do its work here",
     "emulator": "write an emulated CANN install, for machines without one",
 }
 

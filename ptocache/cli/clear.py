@@ -8,9 +8,10 @@ from __future__ import annotations
 import argparse
 import sys
 
-from ptocache.cli.text import bytes_text, plural
 from ptocache.errors import SettingsError
 from ptocache.frontend import CompileCache
+from ptocache.store.upkeep import clear, usage
+from ptocache.text import bytes_text, plural
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -22,9 +23,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Run the command and return its exit status."""
     with CompileCache() as cache:
+        cache.require_directory()
         if cache.settings.readonly:
             raise SettingsError("PTOCACHE_READONLY is set: nothing is removed. Unset it to clear the cache.")
-        entries, used = cache.local.usage()
+        entries, used = usage(cache.local)
         if (
             not options.yes
             and sys.stdin is not None
@@ -33,7 +35,7 @@ def run(options: argparse.Namespace) -> int:
         ):
             sys.stderr.write("ptocache: nothing was removed\n")
             return 1
-        entries, used = cache.local.clear()
+        entries, used = clear(cache.local)
     if options.json:
         import json
 

@@ -15,9 +15,9 @@ import stat
 import sys
 
 from ptocache.cli import UsageError
-from ptocache.cli.text import bytes_text, seconds_text
 from ptocache.frontend import CompileCache, CompileResult
 from ptocache.log import log_to_stderr
+from ptocache.text import bytes_text, seconds_text
 
 
 def add_request_arguments(parser: argparse.ArgumentParser) -> None:

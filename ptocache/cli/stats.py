@@ -10,8 +10,9 @@ import argparse
 import sys
 from typing import NamedTuple
 
-from ptocache.cli.text import bytes_text, plural, seconds_text
 from ptocache.frontend import CompileCache
+from ptocache.store.upkeep import usage
+from ptocache.text import bytes_text, plural, seconds_text
 
 
 class Statistics(NamedTuple):
@@ -28,6 +29,8 @@ class Statistics(NamedTuple):
     failures: int
     failures_remembered: int
     errors: int
+    damaged: int
+    evictions: int
     seconds_compiling: float
     seconds_saved: float
 
@@ -51,8 +54,9 @@ def run(options: argparse.Namespace) -> int:
 
 
 def collect(cache: CompileCache) -> Statistics:
-    """Gather the statistics of a cache."""
-    entries, used = cache.local.usage()
+    """Gather the statistics of a cache; raises `RefusedDirectoryError` where its directory is not used."""
+    cache.require_directory()
+    entries, used = usage(cache.local)
     totals = cache.counters.totals()
     hits = {tier: int(totals[f"hits.{tier}"]) for tier in ("memory", "local", "shared")}
     misses = int(totals["misses"])
@@ -68,6 +72,8 @@ def collect(cache: CompileCache) -> Statistics:
         failures=int(totals["failures"]),
         failures_remembered=int(totals["failures_remembered"]),
         errors=int(totals["errors"]),
+        damaged=int(totals["damaged"]),
+        evictions=int(totals["evictions"]),
         seconds_compiling=round(totals["seconds_compiling"], 3),
         seconds_saved=round(totals["seconds_saved"], 3),
     )
@@ -84,6 +90,7 @@ def _page(numbers: Statistics) -> str:
         ("requests", numbers.requests),
         ("hits", f"{hits}{share}: {tiers}"),
         ("misses", f"{numbers.misses}: {numbers.compiles} compiled, {numbers.failures} failed"),
+        ("removed", f"{numbers.evictions} to make room, {numbers.damaged} damaged"),
         ("time compiling", seconds_text(numbers.seconds_compiling)),
         ("time saved", seconds_text(numbers.seconds_saved)),
     )

@@ -110,7 +110,7 @@ class Entry(NamedTuple):
 
 
 class Tier(Protocol):
-    """A place where entries are kept. Both methods may raise: `Store` sees to it that nobody notices."""
+    """A place where entries are kept. Its methods may raise: `Store` sees to it that nobody notices."""
 
     @property
     def name(self) -> str:
@@ -119,11 +119,15 @@ class Tier(Protocol):
     def get(self, key: Key, accept: Accept = accept_all) -> Entry | None:
         """The first entry under a key whose inputs are accepted, checked; `None` for a miss."""
 
-    def put(self, keys: Sequence[Key], entry: Entry) -> None:
+    def put(self, keys: Sequence[Key], entry: Entry, source: bytes = b"") -> None:
         """Keep an entry under all these keys, beside what they have with other inputs.
 
-        The action's `check` is set to each key's own.
+        The action's `check` is set to each key's own. The source, compressed, is kept with it where there is
+        something to be explained with it.
         """
+
+    def use(self, entry: Entry) -> None:
+        """Note that an entry was used that a nearer tier had."""
 
 
 def add_variant(actions: Sequence[Action], new: Action) -> list[Action]:

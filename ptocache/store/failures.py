@@ -1,6 +1,6 @@
 """Failures that will repeat, remembered for a while: an autotuner must not pay twice for a kernel that cannot be.
 
-    failures/3f/9c…       why a compilation failed: small files named by their key
+    failures/3/f9c…       why a compilation failed: small files named by their key
 
 Only what the tools said of the source itself is remembered: a rejection, with its diagnostics. A timeout, a
 signal, a missing tool or a full disk is not the source's fault.
@@ -12,6 +12,7 @@ import contextlib
 import os
 import re
 import time
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import xxhash
@@ -19,11 +20,16 @@ import xxhash
 from ptocache.errors import LoweringError, SourceImportError, ToolError
 from ptocache.request import Key
 from ptocache.store.entry import Accept
-from ptocache.store.files import DamagedError, make_root, publish, read_file, remove
+from ptocache.store.files import DamagedError, publish, read_file, remove
+from ptocache.store.layout import Layout, blocks, list_directory
+from ptocache.store.local import FAILURES_LIMIT
 
-#: How much one of the 256 directories below `failures` may hold, in bytes: 64 MiB for all. Usual diagnostics are
-#: 2 to 8 KiB, so more than ten thousand failures are remembered; a longer one than this is not.
-FOLDER_LIMIT = 256 << 10
+#: How many directories there are below `failures`: few enough that each can hold some failures of a small cache,
+#: many enough that the one which is looked through for each new failure is small.
+FOLDERS = 16
+
+#: A failure whose diagnostics are longer than this is not remembered. Usual ones are 2 to 8 KiB.
+_LIMIT = 256 << 10
 
 _DIGEST_SIZE = 16
 
@@ -55,23 +61,25 @@ class Failures:
     """The remembered failures of a cache directory.
 
     Args:
-        directory: the cache directory.
+        layout: the cache directory.
         seconds: how long a failure is remembered; 0 for not at all.
+        limit: how many bytes on disk they may take, all together.
         readonly: remember nothing new.
     """
 
-    def __init__(self, directory: str, seconds: float, readonly: bool = False) -> None:
-        self._directory = directory
+    def __init__(self, layout: Layout, seconds: float, limit: int = FAILURES_LIMIT, readonly: bool = False) -> None:
+        self._layout = layout
         self._seconds = seconds
+        self._folder_limit = limit // FOLDERS
         self._readonly = readonly
 
     def get(self, key: Key, accept: Accept) -> ToolError | None:
         """The failure that is remembered for a key whose inputs are the same now, or `None`."""
         if not self._seconds:
             return None
-        path = self._path(key)
+        path = self._layout.failure(key.name)
         try:
-            data, status = read_file(path, FOLDER_LIMIT)
+            data, status = read_file(path, _LIMIT)
         except (OSError, DamagedError):
             return None
         found = _decode(data, key, time.time() - status.st_mtime)
@@ -100,26 +108,57 @@ class Failures:
 
         body = json.dumps(facts).encode()
         data = xxhash.xxh3_128_digest(body) + body
-        if len(data) > FOLDER_LIMIT:
+        size = blocks(len(data))
+        if size > min(self._folder_limit, _LIMIT):
             return
-        make_root(self._directory)
-        path = self._path(key)
-        self._make_room(os.path.dirname(path), len(data))
-        publish(self._directory, path, data)
+        path = self._layout.failure(key.name)
+        self._make_room(os.path.dirname(path), size)
+        publish(self._layout.root, path, data)
+
+    def prune(self) -> int:
+        """Forget what is too old, or damaged; the number of files that were removed."""
+        forgotten = 0
+        for folder in list_directory(self._layout.failures):
+            for file in list_directory(folder.path):
+                if not self._is_alive(file):
+                    remove(file.path)
+                    forgotten += not os.path.lexists(file.path)
+        return forgotten
+
+    def damaged(self) -> Iterator[str]:
+        """The paths of the files that are no failures."""
+        for folder in list_directory(self._layout.failures):
+            for file in list_directory(folder.path):
+                if not _is_whole(file.path):
+                    yield file.path
+
+    def _is_alive(self, file: os.DirEntry[str]) -> bool:
+        with contextlib.suppress(OSError):
+            return time.time() - file.stat(follow_symlinks=False).st_mtime <= self._seconds and _is_whole(file.path)
+        return True  # gone, or it will have to stay
 
     def _make_room(self, folder: str, size: int) -> None:
         """Forget what is too old, and as many of the others, the oldest first, as a failure of this size needs."""
         files = []
-        with contextlib.suppress(OSError), os.scandir(folder) as entries:
-            files = [(status.st_mtime, status.st_size, entry.path) for entry in entries for status in [entry.stat()]]
+        with contextlib.suppress(OSError):
+            for entry in list_directory(folder):
+                status = entry.stat(follow_symlinks=False)
+                files.append((status.st_mtime, blocks(status.st_size), entry.path))
         now = time.time()
         for changed, length, path in sorted(files, reverse=True):
             size += length
-            if now - changed > self._seconds or size > FOLDER_LIMIT:
+            if now - changed > self._seconds or size > self._folder_limit:
                 remove(path)
 
-    def _path(self, key: Key) -> str:
-        return f"{self._directory}/failures/{key.name[:2]}/{key.name[2:]}"
+
+def _is_whole(path: str) -> bool:
+    try:
+        data, _ = read_file(path, _LIMIT)
+    except DamagedError:
+        return False
+    except OSError:
+        return True  # not damaged: gone, or somebody else's
+    return xxhash.xxh3_128_digest(data[_DIGEST_SIZE:]) == data[:_DIGEST_SIZE]
 
 
 def _decode(data: bytes, key: Key, age: float) -> _Remembered | None:

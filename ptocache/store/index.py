@@ -13,22 +13,31 @@ import sqlite3
 import struct
 import threading
 import time
+import zlib
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
+from urllib.parse import quote
 
 import diskcache
-from filelock import FileLock
 
-from ptocache.forks import watch_forks
-from ptocache.store.files import make_directory, remove, remove_foreign
+from ptocache.errors import CacheIndexError
+from ptocache.forks import close_at_forks
+from ptocache.log import get_logger
+from ptocache.store.files import file_mode, make_directory, remove, remove_foreign
+from ptocache.store.layout import Layout
+from ptocache.store.locks import acquire
 
 #: How long a store waits for the database, in seconds. It is held for about a millisecond at a time.
 TIMEOUT = 5.0
 
-#: What a file takes on disk is a multiple of this on the usual file systems.
-BLOCK = 4096
+#: The version of what a row holds, kept as SQLite's `user_version`. A database of another one is made anew.
+SCHEMA = 3
 
-#: How SQLite's messages begin about what a new database would not help against.
+#: What a broken database is renamed to, for whoever wants to know what happened to it; there is one at most.
+BROKEN = "cache.db.broken"
+
+#: How SQLite's messages begin about what a new database would not help against. After a full disk and the like it
+#: has rolled back by itself, and then diskcache's own rollback is what fails.
 _PASSING = (
     "database is locked",
     "database table is locked",
@@ -36,7 +45,20 @@ _PASSING = (
     "attempt to write a readonly database",
     "database or disk is full",
     "disk I/O error",
+    "unable to open database file",
+    "cannot rollback",
+    "cannot commit",
 )
+
+#: How the database is set up. Its journal is truncated by each commit, so it never counts for much towards the size
+#: limit; a write-ahead log grows without a bound where many processes store without a pause. No `fsync` and no memory
+#: map: on a busy disk the one takes as long as it likes while all others wait, and where the disk fails the other is
+#: a signal that ends the process, and not an error. What a power cut may do to the database is found at the next
+#: start of the system, see `_check_after_boot`.
+_SETUP = {"sqlite_journal_mode": "truncate", "sqlite_synchronous": 0, "sqlite_mmap_size": 0}
+
+#: The database, its journal, and what there would be in the mode with a write-ahead log.
+_FILES = ("", "-journal", "-wal", "-shm")
 
 _ROW = struct.Struct("<Qd")
 _OUTPUT = re.compile(r"[0-9a-f]{64}")
@@ -47,7 +69,7 @@ class Row(NamedTuple):
     """What the index knows of an output.
 
     Attributes:
-        size: bytes on disk of the output and the actions that lead to it.
+        size: bytes on disk of the output, the actions that lead to it, and their sources.
         used: when it was last known to be used, in seconds since the epoch.
         actions: the names of the keys that lead to it.
     """
@@ -55,11 +77,6 @@ class Row(NamedTuple):
     size: int
     used: float
     actions: tuple[str, ...]
-
-    @classmethod
-    def of(cls, output_size: int, used: float, actions: tuple[str, ...]) -> Row:
-        """The row of an output of this many bytes."""
-        return cls(output_size + BLOCK * (len(actions) + 1), used, actions)
 
     def encode(self) -> bytes:
         """The row's value in the database."""
@@ -95,8 +112,67 @@ class _RowDisk(diskcache.Disk):  # type: ignore[misc]
         """A row has no file; a name that somebody wrote into the database is not one."""
 
 
-class _Rows(diskcache.Cache):  # type: ignore[misc]
-    """The database. Where diskcache would try a statement for a minute, this one keeps to `TIMEOUT`."""
+class _Database(diskcache.Cache):  # type: ignore[misc]
+    """The database, through one connection for all threads, which `Index` lets use it one at a time.
+
+    diskcache itself opens a connection in each thread, and in a forked child closes the parent's, which SQLite
+    forbids. Where it would try a statement for a minute, this keeps to `TIMEOUT`.
+    """
+
+    _connection: sqlite3.Connection | None = None
+
+    def __init__(self, directory: str) -> None:
+        self._directory = directory
+        try:
+            self._check_version()
+            super().__init__(
+                directory,
+                timeout=TIMEOUT,
+                disk=_RowDisk,
+                eviction_policy="none",  # we evict: a row stands for files
+                cull_limit=0,
+                size_limit=2**62,
+                statistics=0,
+                tag_index=0,
+                **_SETUP,
+            )
+            self.volume()
+            self._check_after_boot()
+            self._sql(f"PRAGMA user_version = {SCHEMA}")
+        except BaseException:
+            self.close()  # now, and not when the traceback is forgotten
+            raise
+
+    def _check_version(self) -> None:
+        (version,) = self._con.execute("PRAGMA user_version").fetchone()
+        (tables,) = self._con.execute("SELECT count(*) FROM sqlite_master").fetchone()
+        if tables and version != SCHEMA:
+            raise sqlite3.DatabaseError(f"it has version {version} of the rows, and not {SCHEMA}")
+
+    def _check_after_boot(self) -> None:
+        """Look through all of the database once after each start of the system: what was not flushed may be lost."""
+        now = _boot()
+        (last,) = self._con.execute("PRAGMA application_id").fetchone()
+        if last == now:
+            return
+        problems = self._con.execute("PRAGMA integrity_check(1)").fetchall()
+        if problems != [("ok",)]:
+            raise sqlite3.DatabaseError(f"after a start of the system: {problems[0][0]}")
+        with self.transact():
+            self._sql(
+                "UPDATE Settings SET value = CASE key WHEN 'count' THEN (SELECT count(*) FROM Cache)"
+                " ELSE (SELECT coalesce(sum(size), 0) FROM Cache) END WHERE key IN ('count', 'size')"
+            )
+        self._sql(f"PRAGMA application_id = {now}")
+
+    @property
+    def _con(self) -> sqlite3.Connection:
+        if self._connection is None:
+            path = os.path.join(self._directory, diskcache.core.DBNAME)
+            self._connection = sqlite3.connect(path, TIMEOUT, isolation_level=None, check_same_thread=False)
+            for name, value in _SETUP.items():
+                self._connection.execute(f"PRAGMA {name.removeprefix('sqlite_')} = {value}").fetchall()
+        return self._connection
 
     @property
     def _sql_retry(self) -> Callable[..., Any]:
@@ -113,153 +189,313 @@ class _Rows(diskcache.Cache):  # type: ignore[misc]
 
         return execute
 
+    def close(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
 
-class Index:
-    """The rows, opened when they are first needed.
 
-    Args:
-        root: the cache directory.
-        directory: where the database is, below `root`.
-        scan: yields the rows that the files themselves tell, for an index that has to be made anew.
-    """
+class Rows:
+    """The rows, within one transaction."""
 
-    def __init__(self, root: str, directory: str, scan: Callable[[], Iterable[tuple[str, Row]]]) -> None:
-        self._root = root
-        self._directory = directory
-        self._scan = scan
-        self._database = os.path.join(directory, diskcache.core.DBNAME)
-        self._cache: Any = None
-        self._opened: os.stat_result | None = None
-        self._opening = threading.Lock()
-        watch_forks(self)
+    def __init__(self, database: _Database) -> None:
+        self._database = database
+
+    def get(self, output: str) -> Row | None:
+        """The row of an output; `None` where there is none, or one that makes no sense."""
+        with _computing():
+            return Row.decode(self._database.get(output, b""))
 
     def add(self, output: str, row: Row) -> None:
-        """Put a row in, as the newest; the actions of an older row of the output are kept with it."""
-        with self._rows() as rows, rows.transact():
-            old = Row.decode(rows.get(output, b""))
-            if old is not None:
-                kept = tuple(name for name in old.actions if name not in row.actions)
-                row = Row(row.size + BLOCK * len(kept), row.used, (*row.actions, *kept))
-            rows.delete(output)
-            rows.add(output, row.encode())
+        """Put a row in, as the newest, in place of an older one of the output."""
+        with _computing():
+            self._database.delete(output)
+            self._database.add(output, row.encode())
 
     def discard(self, output: str) -> None:
         """Take a row out, if it is there."""
-        with self._rows() as rows:
-            rows.delete(output)
+        with _computing():
+            self._database.delete(output)
 
     def oldest(self) -> tuple[str, Row | None] | None:
         """The oldest row, `None` where there is none; a row that makes no sense comes without its value."""
-        with self._rows() as rows, rows.transact():
-            while True:
-                try:
-                    output, value = rows.peekitem(last=False)
-                except KeyError:
-                    return None
-                if isinstance(output, str) and _OUTPUT.fullmatch(output) and output in rows:
-                    return output, Row.decode(value)
-                if not rows.delete(output):
-                    raise sqlite3.DatabaseError("the index has a row that ptocache did not write")
+        while True:
+            try:
+                with _computing():
+                    output, value = self._database.peekitem(last=False)
+            except KeyError:
+                return None
+            if _is_output(output) and output in self._database:
+                return output, Row.decode(value)
+            if not self._database.delete(output):
+                raise sqlite3.DatabaseError("the index has a row that ptocache did not write")
+
+    def all(self) -> Iterator[tuple[str, Row | None]]:
+        """All rows, the oldest first; those that make no sense without their value."""
+        rows = self._database._sql("SELECT key, value FROM Cache ORDER BY rowid")
+        for output, value in rows.fetchall():
+            if _is_output(output):
+                yield output, Row.decode(value) if isinstance(value, bytes) else None
 
     def bytes(self) -> int:
-        """All that the rows state, and the database itself."""
-        with self._rows() as rows:
-            return int(rows.volume())
+        """The sum of the sizes that the rows state."""
+        return _total(self._database, "size")
 
     def count(self) -> int:
         """How many outputs there are."""
-        with self._rows() as rows:
-            return len(rows)
+        return _total(self._database, "count")
 
     def clear(self) -> None:
         """Take all rows out."""
-        with self._rows() as rows:
-            rows.clear()
+        self._database.clear()
+
+
+class Index:
+    """The database of rows, opened when it is first needed.
+
+    Args:
+        layout: where it is.
+        scan: yields the rows that the files themselves tell, for an index that has to be made anew.
+    """
+
+    def __init__(self, layout: Layout, scan: Callable[[], Iterable[tuple[str, Row]]]) -> None:
+        self._layout = layout
+        self._scan = scan
+        self._path = os.path.join(layout.index, diskcache.core.DBNAME)
+        self._database: _Database | None = None
+        self._opened: os.stat_result | None = None
+        self._lock = threading.Lock()
+        self._locked_at = 0.0
+        close_at_forks(self)
+
+    @contextlib.contextmanager
+    def transaction(self) -> Iterator[Rows]:
+        """The rows, to read and change in one transaction.
+
+        Raises:
+            CacheIndexError: the database cannot be used now. If it is broken it was set aside, and is made anew from
+                the files: the next transaction finds it whole.
+            OSError: it cannot be opened.
+        """
+        began = time.monotonic()
+        with self._lock:
+            if self._locked_at > began:  # found so while this thread waited: they wait at the same time, not in turn
+                raise CacheIndexError(f"{self._path}: another process has locked the index of the cache")
+            try:
+                database = self._open()
+                with database.transact():
+                    yield Rows(database)
+            except sqlite3.DatabaseError as error:
+                if _is_broken(error):
+                    self._make_anew(error)
+                else:
+                    self._locked_at = time.monotonic()
+                raise CacheIndexError(f"{self._path}: the index of the cache cannot be used: {error}") from error
+            except diskcache.Timeout as error:
+                self._locked_at = time.monotonic()
+                raise CacheIndexError(
+                    f"{self._path}: another process has locked the index of the cache for more than {TIMEOUT:.0f} s"
+                ) from error
+            finally:
+                self._leave()
+
+    def is_sound(self) -> bool:
+        """Whether the database is sound as it is, its rows make sense and its sums are right: nothing is repaired.
+
+        Raises:
+            CacheIndexError: that cannot be found out now.
+        """
+        if not os.path.lexists(self._path):
+            return True  # it is made when it is needed
+        with self._creating(), contextlib.ExitStack() as closing:  # one that is just being made lacks its version
+            try:
+                connection = sqlite3.connect(f"file:{quote(self._path)}?mode=rw", TIMEOUT, uri=True)
+                closing.callback(connection.close)
+                version = connection.execute("PRAGMA user_version").fetchone()
+                problems = connection.execute("PRAGMA integrity_check(1)").fetchall()
+                is_whole = (version == (SCHEMA,) and _adds_up(connection)) or _is_unfinished(connection)
+                is_sound = problems == [("ok",)] and is_whole
+            except sqlite3.DatabaseError as error:
+                if _is_broken(error):
+                    return False
+                raise CacheIndexError(f"{self._path}: the index of the cache cannot be used: {error}") from error
+            return is_sound
+
+    def rebuild(self) -> None:
+        """Set the database aside, and make it anew from the files."""
+        with self._lock:
+            self._make_anew("rebuilt on request")
 
     def close(self) -> None:
         """Close the database."""
-        if self._cache is not None:
-            self._cache.close()
-            self._cache = None
+        with self._lock:
+            self._close()
+
+    def before_fork(self) -> bool:
+        """Close the database, once nobody uses it, so that a child has nothing of it; whether that was so in time."""
+        if not self._lock.acquire(timeout=TIMEOUT):
+            return False
+        self._close()
+        return True
+
+    def after_fork_in_parent(self) -> None:
+        """Let others use the index again."""
+        self._lock.release()
 
     def after_fork(self) -> None:
-        """In a forked child: a thread that is not there may have been opening the database."""
-        self._opening = threading.Lock()
+        """In a forked child: the lock may be one that a thread holds which is not there."""
+        if self._database is not None:  # the fork did not wait any longer
+            _abandoned.append(self._database)
+        self._lock = threading.Lock()
+        self._database = None
 
-    @contextlib.contextmanager
-    def _rows(self) -> Iterator[Any]:
-        """The open database. One that turns out to be broken is made anew, and the caller told as of any error."""
-        with self._opening:
-            if self._cache is not None and not self._is_there():
-                self.close()
-            if self._cache is None:
-                self._cache = self._open()
-            cache = self._cache
-        try:
-            yield cache
-        except sqlite3.DatabaseError as error:
-            if _is_broken(error):
-                self._rebuild()
-            raise
+    def _open(self) -> _Database:
+        """The open database; one that somebody removed is opened anew."""
+        if self._database is not None and not self._is_there():
+            self._close()
+        if self._database is None:
+            self._database = self._connect_or_repair()
+        return self._database
 
     def _is_there(self) -> bool:
         """Whether the open database still is the one at its path, and not one that somebody removed."""
         try:
-            return self._opened is not None and os.path.samestat(self._opened, os.stat(self._database))
+            return self._opened is not None and os.path.samestat(self._opened, os.stat(self._path))
         except OSError:
             return False
 
-    def _open(self) -> Any:
-        make_directory(self._root, self._directory)
+    def _connect_or_repair(self) -> _Database:
+        make_directory(self._layout.root, self._layout.index)
         # SQLite lets several processes that create a database at once see "database is locked".
-        with self._lock():
-            remove_foreign(self._database)
+        with self._creating():
+            for suffix in _FILES:
+                remove_foreign(self._path + suffix)
             try:
-                rows = self._connect()
-                return rows if len(rows) else self._fill(rows)
-            except diskcache.Timeout:
+                database = self._connect()
+            except (diskcache.Timeout, OSError):
                 raise
             except Exception as error:  # in a foreign database diskcache may find anything
                 if isinstance(error, sqlite3.DatabaseError) and not _is_broken(error):
                     raise
-                return self._make_anew()
+                self._set_aside(error)
+                database = self._connect()
+            return database if _total(database, "count") else self._fill(database)
 
-    def _rebuild(self) -> None:
-        with self._lock():
-            self.close()
-            self._cache = self._make_anew()
+    def _make_anew(self, reason: object) -> None:
+        self._close()
+        with self._creating():
+            self._set_aside(reason)
+            self._database = self._fill(self._connect())
 
-    def _lock(self) -> FileLock:
-        path = f"{self._directory}.lock"
-        remove_foreign(path)
-        return FileLock(path, timeout=TIMEOUT)
-
-    def _make_anew(self) -> Any:
-        for suffix in ("", "-wal", "-shm"):  # and nothing else: the directory might be one that the user had
-            remove(self._database + suffix)
-        return self._fill(self._connect())
-
-    def _fill(self, rows: Any) -> Any:
-        with rows.transact():
-            for output, row in self._scan():
-                rows.add(output, row.encode())
-        return rows
-
-    def _connect(self) -> Any:
-        rows = _Rows(
-            self._directory,
-            timeout=TIMEOUT,
-            disk=_RowDisk,
-            eviction_policy="none",  # we evict: a row stands for files
-            cull_limit=0,
-            size_limit=2**62,
-            statistics=0,
-            tag_index=0,
+    def _set_aside(self, reason: object) -> None:
+        get_logger(__name__).warning(
+            "the index of the cache cannot be used (%s): it is made anew from the files; the old one is %s",
+            reason,
+            os.path.join(self._layout.index, BROKEN),
         )
-        rows.volume()
-        len(rows)
-        self._opened = os.stat(self._database)
-        return rows
+        for suffix in _FILES[1:]:  # and nothing else: the directory might be one that the user had
+            remove(self._path + suffix)
+        with contextlib.suppress(FileNotFoundError):
+            os.replace(self._path, os.path.join(self._layout.index, BROKEN))
+
+    @contextlib.contextmanager
+    def _creating(self) -> Iterator[None]:
+        lock = acquire(self._layout.root, f"{self._layout.index}.lock", TIMEOUT)
+        try:
+            yield
+        finally:
+            lock.release()
+
+    def _fill(self, database: _Database) -> _Database:
+        try:
+            with database.transact():
+                for output, row in self._scan():
+                    database.add(output, row.encode())
+        except BaseException:
+            database.close()
+            raise
+        return database
+
+    def _connect(self) -> _Database:
+        # SQLite gives its journal the permissions of the database, and this one those of the directory. One that is
+        # there is not opened: closing it would take away the locks that another connection of this process has.
+        with contextlib.suppress(FileExistsError):
+            fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            try:
+                os.fchmod(fd, file_mode(self._layout.root))
+            finally:
+                os.close(fd)
+        self._opened = os.stat(self._path)
+        return _Database(self._layout.index)
+
+    def _leave(self) -> None:
+        """See that no transaction stays open, whatever interrupted it: others would wait for it for ever."""
+        database = self._database
+        if database is not None and (database._connection is None or database._connection.in_transaction):
+            self._close()
+
+    def _close(self) -> None:
+        if self._database is not None:
+            self._database.close()
+            self._database = None
+
+
+#: Databases that a child came to with a fork in the middle of a transaction: SQLite must not even close them there.
+_abandoned: list[_Database] = []
+
+
+@contextlib.contextmanager
+def _computing() -> Iterator[None]:
+    """Diskcache computes with what it finds in a row: what it cannot compute with is damage."""
+    try:
+        yield
+    except (TypeError, ValueError) as error:
+        raise sqlite3.DatabaseError(f"a row makes no sense: {error}") from error
+
+
+def _total(database: _Database, name: str) -> int:
+    """One of diskcache's sums over all rows; what is no number there is damage."""
+    total = database.reset(name)
+    if not isinstance(total, int) or total < 0:
+        raise sqlite3.DatabaseError(f"its {name} is {total!r}")
+    return total
+
+
+def _adds_up(connection: sqlite3.Connection) -> bool:
+    """Whether all rows are as they are written, and the sums over them are right."""
+    connection.execute("BEGIN")  # one moment for all that is read
+    count = total = 0
+    for key, raw, expires, size, value in connection.execute("SELECT key, raw, expire_time, size, value FROM Cache"):
+        row = Row.decode(value) if isinstance(value, bytes) else None
+        if not _is_output(key) or raw != 1 or expires is not None or row is None or row.size != size:
+            return False
+        count += 1
+        total += row.size
+    return dict(connection.execute("SELECT key, value FROM Settings WHERE key IN ('count', 'size')")) == {
+        "count": count,
+        "size": total,
+    }
+
+
+def _is_unfinished(connection: sqlite3.Connection) -> bool:
+    """Whether whoever made the database was killed before it had a row: the next to open it makes it anew."""
+    tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+    is_empty = "Cache" not in tables or connection.execute("SELECT count(*) FROM Cache").fetchone() == (0,)
+    is_diskcaches = not tables or {"Settings"} <= tables <= {"Settings", "Cache"}
+    return connection.execute("PRAGMA user_version").fetchone() == (0,) and is_diskcaches and is_empty
+
+
+def _boot() -> int:
+    """A number that is another one after each start of the system."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id", "rb") as file:
+            return zlib.crc32(file.read()) >> 1 or 1
+    except OSError:
+        return 1
+
+
+def _is_output(name: object) -> bool:
+    return isinstance(name, str) and _OUTPUT.fullmatch(name) is not None
 
 
 def _is_broken(error: sqlite3.DatabaseError) -> bool:

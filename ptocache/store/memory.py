@@ -40,8 +40,8 @@ class MemoryTier:
         # Outside the lock, as it may read files; what is in the list now stays in it.
         return next((entry for entry in tuple(variants) if accept(entry.action.inputs)), None)
 
-    def put(self, keys: Sequence[Key], entry: Entry) -> None:
-        """Keep an entry; one larger than the limit is not kept."""
+    def put(self, keys: Sequence[Key], entry: Entry, source: bytes = b"") -> None:
+        """Keep an entry; one larger than the limit is not kept, nor is its source."""
         if len(entry.aibin) > self._limit:
             return
         with self._lock:
@@ -53,6 +53,9 @@ class MemoryTier:
             while self._bytes > self._limit:
                 _, old = self._entries.popitem(last=False)
                 self._bytes -= _size(old)
+
+    def use(self, entry: Entry) -> None:
+        """Nothing: there is no nearer tier."""
 
     def after_fork(self) -> None:
         """In a forked child: a thread that is not there may have held the lock."""

@@ -46,12 +46,13 @@ class Store:
                 continue
             if entry is not None:
                 self._put(self._tiers[:position], [key], entry)
+                self._use(self._tiers[position + 1 :], entry)
                 return Found(entry, tier.name)
         return None
 
-    def put(self, keys: Sequence[Key], entry: Entry) -> None:
-        """Keep an entry in all tiers."""
-        self._put(self._tiers, keys, entry)
+    def put(self, keys: Sequence[Key], entry: Entry, source: bytes = b"") -> None:
+        """Keep an entry in all tiers, and its source where one keeps it."""
+        self._put(self._tiers, keys, entry, source)
 
     def try_to(self, doing: str, action: Callable[[], T]) -> T | None:
         """Do something else with the local cache directory; `None` where that fails."""
@@ -61,10 +62,17 @@ class Store:
             self._report("local", doing, error)
             return None
 
-    def _put(self, tiers: Sequence[Tier], keys: Sequence[Key], entry: Entry) -> None:
+    def _use(self, tiers: Sequence[Tier], entry: Entry) -> None:
         for tier in tiers:
             try:
-                tier.put(keys, entry)
+                tier.use(entry)
+            except Exception as error:  # noqa: BLE001
+                self._report(tier.name, "mark as used", error)
+
+    def _put(self, tiers: Sequence[Tier], keys: Sequence[Key], entry: Entry, source: bytes = b"") -> None:
+        for tier in tiers:
+            try:
+                tier.put(keys, entry, source)
             except Exception as error:  # noqa: BLE001
                 self._report(tier.name, "write", error)
 

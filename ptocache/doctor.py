@@ -1,0 +1,144 @@
+"""Checks whether the cache can do its work here, one function a question."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import stat
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+from ptocache.frontend import CompileCache
+from ptocache.store.files import make_directory, remove
+from ptocache.store.upkeep import measure
+from ptocache.text import bytes_text, plural
+
+#: Less free space than this is too little for a cache to be of use, whatever its limit.
+_LITTLE_SPACE = 100 << 20
+
+
+class Finding(NamedTuple):
+    """The answer to one question.
+
+    Attributes:
+        name: what was looked at.
+        state: `ok`, `warning` (the cache works, and not as it could) or `error` (it does not).
+        text: what was found, and where something is wrong, the next step.
+    """
+
+    name: str
+    state: str
+    text: str
+
+
+def examine(cache: CompileCache) -> Iterator[Finding]:
+    """Look at all that the cache needs. Nothing that is stored is changed.
+
+    Args:
+        cache: the cache, as the settings make it.
+
+    Yields:
+        A finding for each question that can be asked; the first that finds an error is the last.
+    """
+    for check in CHECKS:
+        try:
+            finding = check(cache)
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is what keeps the cache from working
+            finding = Finding(check.__name__, "error", f"{error or type(error).__name__}")
+        yield finding
+        if finding.state == "error":
+            return
+
+
+def directory(cache: CompileCache) -> Finding:
+    """Where the cache is, and on what file system."""
+    path, refused, moved_from, kind = cache.place
+    if refused:
+        return Finding("directory", "error", refused)
+    if moved_from:
+        text = (
+            f"{path}, as {moved_from} is on a network file system ({kind}), where SQLite and file locks are not "
+            "sound; set PTOCACHE_DIR to a local directory to choose another place"
+        )
+        return Finding("directory", "warning", text)
+    if not os.path.isdir(_existing(path)) or (os.path.lexists(path) and not os.path.isdir(path)):
+        return Finding("directory", "error", f"{path} is not a directory: remove it, or set PTOCACHE_DIR to another")
+    found = "" if os.path.isdir(path) else ", which the first compilation makes"
+    return Finding("directory", "ok", f"{path} ({kind or 'file system unknown'}){found}")
+
+
+def permissions(cache: CompileCache) -> Finding:
+    """Who may read and write it, and whether this process may."""
+    path = _existing(cache.settings.dir)
+    status = os.stat(path)
+    text = f"mode {stat.S_IMODE(status.st_mode):04o}, user {status.st_uid}, group {status.st_gid}"
+    if cache.settings.readonly:
+        return Finding("permissions", "ok", f"{text}; PTOCACHE_READONLY is set: nothing is stored")
+    layout = cache.local.layout
+    parts = (layout.actions, layout.outputs, layout.sources, layout.failures, layout.locks, layout.temp, layout.index)
+    for place in (path, *filter(os.path.isdir, parts)):
+        if not os.access(place, os.R_OK | os.W_OK | os.X_OK):
+            advice = "set PTOCACHE_DIR to a directory that you can write to, or PTOCACHE_READONLY=1 to only read this"
+            return Finding("permissions", "error", f"{place} cannot be written to ({text}): {advice}")
+    return Finding("permissions", "ok", text)
+
+
+def space(cache: CompileCache) -> Finding:
+    """How much is free, and how much the cache takes."""
+    free = shutil.disk_usage(_existing(cache.settings.dir)).free
+    entries, used = measure(cache.local)
+    limit = cache.settings.size_limit
+    most = f" of {bytes_text(limit)}" if limit else ""
+    text = f"{plural(entries, 'entry')}, {bytes_text(used)}{most}; {bytes_text(free)} are free"
+    if free < _LITTLE_SPACE:
+        return Finding("space", "warning", f"{text}: too few to store much. Free some, or move PTOCACHE_DIR")
+    if limit and limit - used > free:
+        return Finding("space", "warning", f"{text}, less than the limit allows: lower PTOCACHE_SIZE_LIMIT")
+    return Finding("space", "ok", text)
+
+
+def locks(cache: CompileCache) -> Finding:
+    """Whether a lock on a file keeps another one out."""
+    folder = cache.local.layout.temp
+    if cache.settings.readonly:
+        return Finding("locks", "ok", "not needed to read")
+    if not os.path.isdir(cache.settings.dir):
+        return Finding("locks", "ok", "not tried: there is no directory yet")
+    make_directory(cache.settings.dir, folder)
+    path = f"{folder}/{os.urandom(8).hex()}"
+    first = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    second = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        fcntl.flock(first, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(second, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return Finding("locks", "ok", "one lock keeps another out")
+    except OSError as error:
+        text = f"files cannot be locked ({error.strerror}): processes compile the same kernel at the same time"
+        return Finding("locks", "warning", text)
+    finally:
+        remove(path)
+        os.close(first)
+        os.close(second)
+    return Finding("locks", "warning", "locks keep nobody out: processes compile the same kernel at the same time")
+
+
+def index(cache: CompileCache) -> Finding:
+    """Whether the database is sound."""
+    if cache.settings.readonly or not os.path.isdir(cache.local.layout.index):
+        return Finding("index", "ok", "not needed to read" if cache.settings.readonly else "there is none yet")
+    if not cache.local.index.is_sound():
+        return Finding("index", "warning", "SQLite finds it damaged: ptocache verify --repair makes it anew")
+    return Finding("index", "ok", "SQLite finds it sound")
+
+
+#: The questions, in the order of what needs what.
+CHECKS: tuple[Callable[[CompileCache], Finding], ...] = (directory, permissions, locks, index, space)
+
+
+def _existing(path: str) -> str:
+    """The path, or the nearest of its parents that exists."""
+    while not os.path.lexists(path):
+        path = os.path.dirname(path)
+    return path
