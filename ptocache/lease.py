@@ -20,7 +20,7 @@ from ptocache.log import get_logger
 from ptocache.settings import Settings
 from ptocache.store.files import make_directory, make_root
 from ptocache.store.layout import Layout
-from ptocache.store.locks import acquire
+from ptocache.store.locks import acquire, release
 
 #: How often a waiting process looks, in seconds: little beside a compilation, and 32 of them cost no core.
 POLL_SECONDS = 0.05
@@ -69,4 +69,4 @@ def lease(settings: Settings, name: str) -> Iterator[bool]:
             # sees that it has no name any more and begins anew with the next one.
             with contextlib.suppress(OSError):
                 os.unlink(path)
-            lock.release()
+            release(lock)

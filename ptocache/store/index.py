@@ -25,7 +25,7 @@ from ptocache.forks import close_at_forks
 from ptocache.log import get_logger
 from ptocache.store.files import file_mode, make_directory, remove, remove_foreign
 from ptocache.store.layout import Layout
-from ptocache.store.locks import acquire
+from ptocache.store.locks import acquire, release
 
 #: How long a store waits for the database, in seconds. It is held for about a millisecond at a time.
 TIMEOUT = 5.0
@@ -404,7 +404,7 @@ class Index:
         try:
             yield
         finally:
-            lock.release()
+            release(lock)
 
     def _fill(self, database: _Database) -> _Database:
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 
 from filelock import BaseFileLock, FileLock
@@ -46,3 +47,9 @@ def acquire(root: str, path: str, timeout: float, poll: float = 0.05) -> BaseFil
             if time.monotonic() > deadline:
                 raise
         time.sleep(0.01)
+
+
+def release(lock: BaseFileLock) -> None:
+    """Give a lock back; where the system does not do that now, it does when the process lets go of the file."""
+    with contextlib.suppress(OSError):
+        lock.release()
