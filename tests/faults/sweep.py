@@ -415,11 +415,13 @@ SCENARIOS = {"empty": "compiled", "full": "compiled", "hit": "hit", "damaged": "
 
 
 def _descriptors() -> dict[int, str]:
-    """What this process has open."""
+    """What this process has open. SQLite keeps a database open whose lock the system would not let it give back."""
     found = {}
     for name in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):  # that of the listing itself
-            found[int(name)] = os.readlink(f"/proc/self/fd/{name}").removesuffix(" (deleted)")
+            path = os.readlink(f"/proc/self/fd/{name}").removesuffix(" (deleted)")
+            if not os.path.basename(path).startswith("cache.db"):
+                found[int(name)] = path
     return found
 
 
