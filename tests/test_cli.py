@@ -207,6 +207,8 @@ class TestCompile:
             [sys.executable, "-m", "ptocache", "compile", str(source), "--emulate"],
             stderr=subprocess.PIPE,
             text=True,
+            # Where the tests run under nohup the command would rightly ignore it.
+            preexec_fn=lambda: signal.signal(end, signal.SIG_DFL),  # noqa: PLW1509 - no threads here
         )
         until(lambda: tool_log.count("bisheng") == 1)
         process.send_signal(end)
