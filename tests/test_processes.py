@@ -203,7 +203,11 @@ def test_a_child_forked_while_threads_store_shares_no_database_and_no_lock_and_c
     assert local.errors() == 0
 
 
-def test_threads_that_fork_and_threads_that_store_at_the_same_time_all_succeed(directory: Path, local: Local) -> None:
+def test_threads_that_fork_and_threads_that_store_at_the_same_time_all_succeed(
+    directory: Path, local: Local, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(index_module, "TIMEOUT", WAIT)  # however busy the machine is
+
     def fork(first: int) -> None:
         for number in range(first, first + 8):
             Forked(lambda: local.put(number)).join()  # noqa: B023 - it is called at once
