@@ -44,6 +44,7 @@ def test_an_install_has_what_a_real_one_has(tmp_path: Path) -> None:
     for tool in ("ptoas", "bisheng", "ld.lld"):
         assert os.access(root / "bin" / tool, os.X_OK)
     assert (root / "python" / "ptodsl" / "__init__.py").exists()
+    assert (root / "include" / "acl" / "acl.h").exists()
     assert not list(root.rglob("__pycache__"))
 
 
@@ -108,6 +109,7 @@ def test_an_install_is_brought_up_to_date(tmp_path: Path) -> None:
     root = write_install(tmp_path / "cann", "9.0.0")
     stale = root / "lib" / "emulated_cann" / "removed_since.py"
     stale.write_text("")
+    (root / "include" / "acl" / "removed_since.h").write_text("")
     (root / "bin" / "ptoas").write_text("damaged")
     (root / "bin" / "bisheng").chmod(0o600)
     kept = root / "notes.txt"

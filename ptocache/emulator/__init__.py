@@ -7,6 +7,20 @@ install, never from here: the tools and the tracing frontend do not import ptoca
 
 from __future__ import annotations
 
-from .install import DEFAULT_CANN_VERSION, ensure_install, environment, write_install
+from .install import (
+    DEFAULT_CANN_VERSION,
+    ensure_install,
+    environment,
+    is_private,
+    remove_private,
+    write_install,
+)
 
-__all__ = ["DEFAULT_CANN_VERSION", "ensure_install", "environment", "write_install"]
+__all__ = [
+    "DEFAULT_CANN_VERSION",
+    "ensure_install",
+    "environment",
+    "is_private",
+    "remove_private",
+    "write_install",
+]

@@ -125,7 +125,7 @@ def _payload() -> dict[str, bytes]:
     for folder, folders, names in os.walk(_PAYLOAD):
         folders[:] = sorted(name for name in folders if name != "__pycache__")
         for name in sorted(names):
-            if name.endswith((".py", ".sh")):
+            if name.endswith((".py", ".sh", ".h")):
                 path = os.path.join(folder, name)
                 with open(path, "rb") as file:
                     files[os.path.relpath(path, _PAYLOAD)] = file.read()
@@ -149,7 +149,7 @@ def _files(version: str, root: str, payload: Mapping[str, bytes] | None = None) 
     toolkit = (
         f"package_name=Ascend-cann-toolkit\nversion={version}\ninnerversion={inner}\narch={arch}\nos=linux\npath={root}"
     ).encode("utf-8", "surrogateescape")
-    files = {path: data for path, data in payload.items() if path.startswith(("lib/", "python/"))}
+    files = {path: data for path, data in payload.items() if path.startswith(("lib/", "python/", "include/"))}
     launcher = payload["bin/launcher.sh"]
     for tool, module in _LAUNCHERS.items():
         text = launcher.replace(b"@TOOL@", tool.encode()).replace(b"@MODULE@", module.encode())
@@ -228,7 +228,7 @@ def _is_vacant(root: str) -> bool:
 
 
 def _update(root: str, files: Mapping[str, bytes]) -> None:
-    """Replace what differs, remove modules that an older emulator had, and link the interpreter."""
+    """Replace what differs, remove modules and headers that an older emulator had, and link the interpreter."""
     for path, data in files.items():
         place = os.path.join(root, path)
         os.makedirs(os.path.dirname(place), exist_ok=True)
@@ -237,9 +237,10 @@ def _update(root: str, files: Mapping[str, bytes]) -> None:
                 descriptor = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL, _mode(path))
                 with open(descriptor, "wb") as file:
                     file.write(data)
-    for folder in ("lib/emulated_cann", "python/ptodsl"):
+    folders = {path.rpartition("/")[0] for path in files}
+    for folder in sorted(folder for folder in folders if folder.startswith(("lib/", "python/", "include"))):
         for name in os.listdir(os.path.join(root, folder)):
-            if name.endswith(".py") and f"{folder}/{name}" not in files:
+            if name.endswith((".py", ".h")) and f"{folder}/{name}" not in files:
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(os.path.join(root, folder, name))
     interpreter = os.path.realpath(sys.executable)
@@ -270,6 +271,19 @@ def _replacing(place: str) -> Iterator[str]:
     finally:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(scratch)
+
+
+def is_private(root: Path) -> bool:
+    """Whether an install was made for this process alone, and is removed when it ends."""
+    return root in _private
+
+
+def remove_private() -> None:
+    """Remove what was made for this process alone: before it becomes another program, which would not."""
+    import shutil
+
+    while _private:
+        shutil.rmtree(_private.pop().parent, ignore_errors=True)
 
 
 def _private_install(cann_version: str) -> Path:

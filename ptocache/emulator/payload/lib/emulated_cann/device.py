@@ -1,4 +1,4 @@
-"""The two ELF files for the NPU: the relocatable object that ptoas makes, and the binary that ld.lld links.
+"""The two ELF files for the NPU: the relocatable object that ptoas or bisheng makes, and what ld.lld links of it.
 
 Machine, flags, types and the names of the sections were read off images that bisheng linked. What the sections
 hold is the emulator's own: code that is a stream of bytes, and small tables that name the kernels and the sizes of
@@ -11,7 +11,10 @@ import hashlib
 import struct
 
 from . import elf
-from .mlir import Function, Module
+
+TYPE_CHECKING = False  # as `typing` has it; only ptoas needs the reader of MLIR, and to compile it takes 20 ms
+if TYPE_CHECKING:
+    from .mlir import Function, Module
 
 MACHINE = 0x1029
 FLAGS = 0x940000
@@ -46,31 +49,43 @@ def assemble(module: Module, arch: str, flags: list[str], version: str) -> bytes
         flags: the further options, in order.
         version: of the CANN install.
     """
-    seed = hashlib.sha256()
-    for part in ("ptocache emulated code 1", version, arch, *flags, "", *module.words):
-        encoded = part.encode("utf-8", "surrogateescape")
-        seed.update(len(encoded).to_bytes(8, "little") + encoded)
+    parts = ("ptocache emulated code 1", version, arch, *flags, "", *module.words)
     helpers = sum(function.operations for function in module.functions if not function.is_kernel)
+    kernels = [
+        (name, function.operations + helpers, 8 * len(function.parameters))
+        for function in module.functions
+        if function.is_kernel
+        for name in kernel_symbols(function)
+    ]
+    return compile_kernels([part.encode("utf-8", "surrogateescape") for part in parts], kernels, version)
+
+
+def compile_kernels(parts: list[bytes], kernels: list[tuple[str, int, int]], version: str) -> bytes:
+    """Make a relocatable object.
+
+    Args:
+        parts: all that the code depends on.
+        kernels: of each symbol its name, how many operations its code has, and how many bytes its arguments.
+        version: of the CANN install.
+    """
+    seed = hashlib.sha256()
+    for part in parts:
+        seed.update(len(part).to_bytes(8, "little") + part)
     code = bytearray()
-    kernels = []
-    for function in module.functions:
-        if not function.is_kernel:
-            continue
-        arguments = 8 * len(function.parameters)
-        for name in kernel_symbols(function):
-            size = elf.align_up(CODE_BASE + CODE_STEP * (function.operations + helpers), CODE_ALIGN)
-            stream = hashlib.shake_256(seed.digest() + name.encode())
-            kernels.append((name, len(code), size, arguments))
-            code += stream.digest(size)
+    placed = []
+    for name, operations, arguments in kernels:
+        size = elf.align_up(CODE_BASE + CODE_STEP * operations, CODE_ALIGN)
+        placed.append((name, len(code), size, arguments))
+        code += hashlib.shake_256(seed.digest() + name.encode()).digest(size)
     comment = b"ptocache emulated CANN " + version.encode() + b"\0"
-    return _write(elf.ET_REL, bytes(code), kernels, comment)
+    return _write(elf.ET_REL, bytes(code), placed, comment)
 
 
 def link(data: bytes, version: str) -> bytes:
     """Link one relocatable object into an executable device binary.
 
     Raises:
-        NotDeviceObject: the object is not one that `assemble` made.
+        NotDeviceObject: the object is not one that `compile_kernels` made.
     """
     try:
         type_, machine, _, sections = elf.read(data)
