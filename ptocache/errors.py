@@ -39,16 +39,20 @@ class ToolError(PtocacheError):
     """A tool was run and did not do its work.
 
     Attributes:
-        tool: the stage's name: `frontend`, `ptoas` or `bisheng`.
+        tool: the stage's name: `frontend`, `ptoas`, `bisheng`, or `ascendc` for the compiler of AscendC text.
         command: the command line, as a list of words.
         returncode: the exit status; negative for a signal, as in `subprocess`; `None` if it was stopped.
         stdout: all that the tool wrote there.
         stderr: all that the tool wrote there.
         summary: what went wrong, without the tool's own words.
         remembered: whether this is an earlier failure of the same compilation, and no tool was run now.
+        note: for one that is remembered, the line that says so.
+        original: the text of the error that another program than ptocache raised; empty where there was none.
     """
 
     remembered = False
+    note = ""
+    original = ""
 
     def __init__(
         self,
@@ -68,7 +72,7 @@ class ToolError(PtocacheError):
         self.stderr = stderr
         import shlex  # with `signal` below, what a hit does not need
 
-        parts = [summary, f"command: {shlex.join(self.command)}"]
+        parts = [summary, f"command: {shlex.join(self.command)}"] if command else [summary]
         for name, text in (("stderr", stderr), ("stdout", stdout)):
             if text.strip():
                 parts.append(f"{name}:\n{text.rstrip()}")

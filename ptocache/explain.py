@@ -129,7 +129,7 @@ def find_nearest(local: LocalTier, job: Job) -> Nearest | None:
     now = dict(job.parts())
     best: tuple[tuple[bool, int, float], str, Action] | None = None
     for name, action in local.all_actions():
-        parts = _parts(action)
+        parts = _parts(action, job.recipe.kind)
         if parts is None:
             continue
         equal = sum(parts.get(part) == value for part, value in now.items())
@@ -139,7 +139,7 @@ def find_nearest(local: LocalTier, job: Job) -> Nearest | None:
     if best is None:
         return None
     _, name, action = best
-    stored = _parts(action) or {}
+    stored = _parts(action, job.recipe.kind) or {}
     differences = [
         Difference(part, *_different_lines(stored.get(part, ""), now.get(part, "")))
         for part in [*now, *(part for part in stored if part not in now)]
@@ -158,11 +158,11 @@ def find_nearest(local: LocalTier, job: Job) -> Nearest | None:
     return Nearest(name, list(action.details()["kernels"]), action.created, differences, diff)
 
 
-def _parts(action: Action) -> dict[str, str] | None:
-    """The parts of the key that an action was stored under; `None` for a PTO key's, and for what is not ours."""
+def _parts(action: Action, kind: str) -> dict[str, str] | None:
+    """The parts of the key that an action was stored under; `None` for another kind of key, and what is not ours."""
     try:
         facts = action.details()
-        if "pto" in facts:
+        if "pto" in facts or facts["kind"] != kind:
             return None
         flags = " ".join(key_flags(facts["flags"]))
         texts = {"source": facts["source"], "arch": facts["arch"], "flags": flags, **facts["stamp"]}

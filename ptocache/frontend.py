@@ -16,13 +16,15 @@ import os
 import time
 from collections.abc import Iterator, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from ptocache.counters import Counters
 from ptocache.digests import Digests
 from ptocache.errors import PtocacheError, RefusedDirectoryError, ToolError, ToolNotFoundError
-from ptocache.inputs import Checker, Inputs, Unstable, Variable, encode_inputs, read_report
-from ptocache.log import get_logger, log_to_stderr
+from ptocache.inputs import Inputs, Unstable, encode_inputs
+from ptocache.log import get_logger, informing, log_to_stderr
+from ptocache.ptodsl import Ptodsl
+from ptocache.recipe import Checker, Recipe, Stages
 from ptocache.request import (
     ARCHS,
     CompileRequest,
@@ -35,17 +37,14 @@ from ptocache.request import (
     source_parts,
 )
 from ptocache.settings import Settings
-from ptocache.stamp import RECHECK_SECONDS, Stamp, make_stamp, tool_inputs
+from ptocache.stamp import Stamp
 from ptocache.store.entry import Action, Entry, json_bytes, make_entry
 from ptocache.store.failures import Failures, will_repeat
 from ptocache.store.local import Limits, LocalTier, pack_source
 from ptocache.store.memory import MemoryTier
 from ptocache.store.place import Place, find_place
 from ptocache.store.tiers import Found, Store
-from ptocache.tools import TOOL_VARIABLES, Toolchain, import_roots, locate, tool_environ
-
-if TYPE_CHECKING:
-    from ptocache.pipeline import Stages
+from ptocache.summary import Summary
 
 
 class CompileResult(NamedTuple):
@@ -76,8 +75,23 @@ class CompileResult(NamedTuple):
 
     @property
     def kernels(self) -> list[str]:
-        """The Python names of the kernels in it, in the order of their definition."""
+        """The names of the kernels in it, in the order of their definition."""
         return list(self.action.details().get("kernels", ()))
+
+    @property
+    def saved(self) -> float:
+        """How many seconds the cache has saved."""
+        return max(0.0, self.action.seconds - self.seconds) if self.via else 0.0
+
+    def __str__(self) -> str:
+        """One line for people: kernel, hit or compiled, time, time saved."""
+        from ptocache.text import seconds_text
+
+        names = ", ".join(self.kernels) or self.key
+        if self.via is None:
+            return f"{names}: compiled in {seconds_text(self.seconds)}"
+        hit = f"{self.origin} hit" if self.via == "source" else f"{self.origin} hit after lowering,"
+        return f"{names}: {hit} in {seconds_text(self.seconds)}, saved {seconds_text(self.saved)}"
 
 
 class CompileCache:
@@ -115,8 +129,9 @@ class CompileCache:
             self.local.layout, self.settings.failure_ttl if usable else 0, limits.failures, readonly
         )
         self._store = Store([MemoryTier(), self.local] if usable else [MemoryTier()], self.counters)
-        self._digests = Digests("" if self.settings.disable else usable, readonly)
-        self._identified: _Identified | None = None
+        self.digests = Digests("" if self.settings.disable else usable, readonly)
+        self._ptodsl = Ptodsl(self.settings, self.digests)
+        self._summary = Summary() if self.settings.summary else None
 
     def __reduce__(self) -> tuple[type[CompileCache], tuple[Settings]]:
         """A process that is started with a copy has a cache of its own, with the same settings."""
@@ -166,16 +181,7 @@ class CompileCache:
             ImageError: the linked image carries no device binary.
             DeviceBinaryError: the device binary is not one for these kernels.
         """
-        job = self.prepare(source, arch, flags, verbose)
-        if self.place.refused:
-            self._report_place()
-        if self.settings.disable:
-            with self._pipeline(job) as stages:
-                return job.result(self._describe(job, stages, stages.build(stages.lower())), "compiled", None)
-        if self.settings.recompile:
-            return self._compile_once(job)
-        result = self._look_up(job) or self._compile_once(job)
-        return self._verify(job, result) if self.settings.verify and result.via == "source" else result
+        return self.run(self.prepare(source, arch, flags, verbose))
 
     def prepare(
         self, source: str, arch: str | None = None, flags: Sequence[str] | str | None = None, verbose: bool = False
@@ -186,10 +192,45 @@ class CompileCache:
             arch = os.environ.get("PTO_ARCH", "").strip() or ARCHS[0]
         if flags is None:
             flags = os.environ.get("PTO_FLAGS", "")
-        request = make_request(source, arch, flags)
-        known = self._identify_tools()
-        key = make_key(source_parts(request, known.stamp.name))
-        return Job(request, key, known.tools, known.stamp, known.checker, verbose, start)
+        return self.job(make_request(source, arch, flags), self._ptodsl.recipe, verbose, start)
+
+    def job(self, request: CompileRequest, recipe: Recipe, verbose: bool = False, start: float | None = None) -> Job:
+        """Find the key of a request.
+
+        Args:
+            request: what to compile, in its canonical form.
+            recipe: how that is done.
+            verbose: log each tool's command, time and output.
+            start: when the request began, as `time.perf_counter` counts; now by default.
+
+        Raises:
+            ToolNotFoundError: there is no toolchain.
+        """
+        start = time.perf_counter() if start is None else start
+        stamp, checker = recipe.identify()
+        key = make_key(source_parts(request, stamp.name, recipe.kind, recipe.extra))
+        return Job(request, recipe, key, stamp, checker, verbose, start)
+
+    def run(self, job: Job) -> CompileResult:
+        """Answer a request, from the cache or by its recipe; raises what the recipe's stages raise."""
+        if self.place.refused:
+            self._report_place()
+        result = self._answer(job)
+        if self._summary is not None:
+            self._summary.add(result)
+        if informing():
+            get_logger(__name__).info("%s", result)
+        return result
+
+    def _answer(self, job: Job) -> CompileResult:
+        if self.settings.disable:
+            with self._stages(job) as stages:
+                stages.lower()
+                return job.result(self._describe(job, stages, stages.build()), "compiled", None)
+        if self.settings.recompile:
+            return self._compile_once(job)
+        result = self._look_up(job) or self._compile_once(job)
+        return self._verify(job, result) if self.settings.verify and result.via == "source" else result
 
     def _report_place(self) -> None:
         """Say once in a process that the cache is not where it was to be."""
@@ -248,64 +289,57 @@ class CompileCache:
 
     def _compile(self, job: Job) -> CompileResult:
         """Run the pipeline; where the lowered text is known, without its two expensive stages."""
-        from ptocache.pipeline import check
-
-        with self._pipeline(job) as stages:
+        with self._stages(job) as stages:
             try:
-                pto_path = stages.lower()
-                pto_key = self._pto_key(job, pto_path)
-                found = None if self.settings.recompile else self._store.get(pto_key)
+                pto_key = self._pto_key(job, stages.lower())
+                found = None if self.settings.recompile or pto_key is None else self._store.get(pto_key)
                 if found is not None:
                     # The output is the stored one; the request that led to it is this one.
                     aibin, origin = found.entry.aibin, found.origin
-                    check(aibin, stages.kernels)  # the kernels of this source, which the lowered text does not tell
+                    stages.check(aibin)  # for the kernels of this source, which the lowered text does not tell
                     if self.settings.verify:
-                        aibin = stages.build(pto_path)
+                        aibin = stages.build()
                 else:
-                    aibin, origin = stages.build(pto_path), "compiled"
+                    aibin, origin = stages.build(), "compiled"
             except ToolError as error:
                 self._remember(job, stages, error)
                 raise
             inputs = self._inputs(job, stages)
             entry = self._describe(job, stages, aibin, inputs or ())
-        if found is not None and found.entry.aibin != aibin:
+        if found is not None and pto_key is not None and found.entry.aibin != aibin:
             self._report_difference(job, pto_key, found, entry)
             found = None
         if found is not None:
             saved = found.entry.action.seconds - entry.action.seconds
             entry = entry._replace(action=entry.action._replace(seconds=found.entry.action.seconds))
-            self._keep(job, entry, inputs)
+            self._keep(job, stages, entry, inputs)
             return self._hit(job, entry, origin, "pto", saved=saved)
-        self._keep(job, entry, inputs, pto_key)
+        self._keep(job, stages, entry, inputs, pto_key)
         self.counters.add("misses")
         self.counters.add("compiles")
         self.counters.add("seconds_compiling", entry.action.seconds)
         return job.result(entry, "compiled", None)
 
-    def _keep(self, job: Job, entry: Entry, inputs: Inputs | None, pto_key: Key | None = None) -> None:
+    def _keep(self, job: Job, stages: Stages, entry: Entry, inputs: Inputs | None, pto_key: Key | None = None) -> None:
         """Store an entry under its source key, the source beside it, and under its PTO key where it is new there.
 
         Where the inputs have no name it is not stored under the source key. Nothing is stored where tools were
         replaced meanwhile: what they made is not what this stamp names.
         """
-        if not self._are_tools_the_same(job):
+        try:
+            if stages.stamp().name != job.stamp.name:
+                return
+        except ToolNotFoundError:  # one is gone, and what it made is there all the same
             return
         if pto_key is not None:
             self._store.put([pto_key], _for_pto_key(entry))
         if inputs is not None:
             self._store.put([job.key], entry, pack_source(job.request.source))
 
-    def _are_tools_the_same(self, job: Job) -> bool:
-        try:
-            tools = job.tools._replace(environ=tool_environ(self.settings.toolchain))
-            return make_stamp(tools, self._digests).name == job.stamp.name
-        except ToolNotFoundError:  # one is gone, and what it made is there all the same
-            return False
-
     def _inputs(self, job: Job, stages: Stages) -> Inputs | None:
-        """What the lowering read beside the source; `None` where that has no name, so that nothing can be stored."""
+        """What was read beside the source; `None` where that has no name, so that nothing can be stored."""
         try:
-            return read_report(stages.report, self._digests, stages.run.environ.get)
+            return stages.inputs()
         except Unstable as reason:
             get_logger(__name__).debug("%s is not stored under its source: %s", job.key.name, reason)
             return None
@@ -323,17 +357,16 @@ class CompileCache:
 
     def _verify(self, job: Job, result: CompileResult) -> CompileResult:
         """Compile what was found, and see that it is the same."""
-        with self._pipeline(job) as stages:
-            pto_path = stages.lower()
-            aibin = stages.build(pto_path)
+        with self._stages(job) as stages:
+            pto_key = self._pto_key(job, stages.lower())
+            aibin = stages.build()
             if aibin == result.aibin:
                 return result
             inputs = self._inputs(job, stages)
             entry = self._describe(job, stages, aibin, inputs or ())
-            pto_key = self._pto_key(job, pto_path)
         found = Found(Entry(result.action, result.aibin), result.origin)
         self._report_difference(job, job.key, found, entry)
-        self._keep(job, entry, inputs, pto_key)
+        self._keep(job, stages, entry, inputs, pto_key)
         return job.result(entry, "compiled", None)
 
     def _report_difference(self, job: Job, key: Key, found: Found, fresh: Entry) -> None:
@@ -360,22 +393,16 @@ class CompileCache:
             get_logger(__name__).debug("miss %s: %s", job.key.name, why)
 
     @contextlib.contextmanager
-    def _pipeline(self, job: Job) -> Iterator[Stages]:
-        from ptocache.pipeline import Run, Stages, work_directory  # only a miss needs it
-        from ptocache.source import find_kernels
+    def _stages(self, job: Job) -> Iterator[Stages]:
+        from ptocache.pipeline import work_directory  # only a miss needs it
 
-        kernels = find_kernels(job.request.source)
-        # The variables of now: those of the moment when the toolchain was identified may be a second old.
-        run = Run(tool_environ(self.settings.toolchain), self.settings.compile_timeout, job.verbose)
         with work_directory(self.settings.keep_temps) as work:
-            yield Stages(run, job.tools, job.request, kernels, work)
+            yield job.recipe.start(job.request, work, job.verbose)
 
-    def _pto_key(self, job: Job, pto_path: str) -> Key:
-        from ptocache.mlir import text_for_key  # its expressions take longer to compile than a hit takes
-
-        with open(pto_path, encoding="utf-8", newline="", errors="surrogateescape") as file:
-            text = text_for_key(file.read(), job.request.flags)
-        return make_key(pto_parts(text, job.request, job.stamp.backend_name))
+    def _pto_key(self, job: Job, text: str | None) -> Key | None:
+        if text is None:
+            return None
+        return make_key(pto_parts(text, job.request, job.stamp.backend_name, job.recipe.extra))
 
     def _describe(self, job: Job, stages: Stages, aibin: bytes, inputs: Inputs = ()) -> Entry:
         return make_entry(
@@ -384,33 +411,15 @@ class CompileCache:
             created=time.time(),
             inputs=encode_inputs(inputs),
             facts={
-                "kernels": [kernel.name for kernel in stages.kernels],
+                "kind": job.recipe.kind,
+                "kernels": list(stages.kernels),
                 "arch": job.request.arch,
                 "flags": list(job.request.flags),
                 "toolchain": job.stamp.name,
                 "source": source_digest(job.request.source),
-                "stamp": dict([*job.stamp.frontend, *job.stamp.backend]),
+                "stamp": dict([*job.recipe.extra, *job.stamp.frontend, *job.stamp.backend]),
             },
         )
-
-    def _identify_tools(self) -> _Identified:
-        """The toolchain and its stamp, looked at anew when a second has passed or a variable has changed."""
-        places = tuple(os.environ.get(name) for name in TOOL_VARIABLES)
-        variables = (*places, *((name, os.environ.get(name)) for name in tool_inputs(os.environ)))
-        now = time.monotonic()
-        known = self._identified
-        if known is None or known.variables != variables or now - known.when > RECHECK_SECONDS:
-            tools = locate(tool_environ(self.settings.toolchain))
-            checker = Checker(self._digests, import_roots(tools.environ), self._variable_of(tools))
-            stamp = make_stamp(tools, self._digests)
-            known = self._identified = _Identified(tools, stamp, checker, variables, now)
-        return known
-
-    def _variable_of(self, tools: Toolchain) -> Variable:
-        """How to find the variables of a frontend process: this one's, but where the emulated install is named."""
-        if self.settings.toolchain == "emulated":
-            return lambda name: tools.environ.get(name) if name in TOOL_VARIABLES else os.environ.get(name)
-        return os.environ.get
 
 
 class Job(NamedTuple):
@@ -418,8 +427,8 @@ class Job(NamedTuple):
 
     Attributes:
         request: what was asked for, in its canonical form.
+        recipe: how it is compiled.
         key: its source key.
-        tools: the toolchain for it.
         stamp: the toolchain's identity.
         checker: tells whether what an earlier lowering read is the same now.
         verbose: whether to log each tool's command, time and output.
@@ -427,8 +436,8 @@ class Job(NamedTuple):
     """
 
     request: CompileRequest
+    recipe: Recipe
     key: Key
-    tools: Toolchain
     stamp: Stamp
     checker: Checker
     verbose: bool
@@ -440,6 +449,7 @@ class Job(NamedTuple):
             ("source", source_digest(self.request.source)),
             ("arch", self.request.arch),
             ("flags", " ".join(key_flags(self.request.flags))),
+            *self.recipe.extra,
             *self.stamp.frontend,
             *self.stamp.backend,
         ]
@@ -448,16 +458,6 @@ class Job(NamedTuple):
         """The answer to the request: an entry, and how it was come by."""
         seconds = time.perf_counter() - self.start
         return CompileResult(entry.aibin, self.key.name, origin, via, seconds, self.request, entry.action)
-
-
-class _Identified(NamedTuple):
-    """A toolchain as it was a moment ago."""
-
-    tools: Toolchain
-    stamp: Stamp
-    checker: Checker
-    variables: tuple[object, ...]
-    when: float
 
 
 def _for_pto_key(entry: Entry) -> Entry:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -24,6 +25,12 @@ def debugging() -> bool:
     import logging
 
     return get_logger("ptocache").isEnabledFor(logging.DEBUG)
+
+
+def informing() -> bool:
+    """Whether anybody wants messages of the level `info`; where nobody has loaded `logging`, nobody does."""
+    logging = sys.modules.get("logging")
+    return bool(_wanted or logging) and get_logger("ptocache").isEnabledFor(20)
 
 
 def get_logger(name: str) -> logging.Logger:

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from ptocache.aibin import check_device_binary, extract_aicore_binary
+from ptocache.digests import Digests
 from ptocache.errors import (
     FrontendUnavailableError,
     LoweringError,
@@ -24,11 +25,14 @@ from ptocache.errors import (
     describe_exit,
     explained,
 )
+from ptocache.inputs import Inputs, read_report
 from ptocache.log import get_logger
+from ptocache.mlir import text_for_key
 from ptocache.process import Completed, run_tool
 from ptocache.ptodsl_compile import FRONTEND_UNAVAILABLE, LOWERING_FAILED, SOURCE_NOT_IMPORTED
 from ptocache.request import CompileRequest, check_source
 from ptocache.source import Kernel
+from ptocache.stamp import Stamp, make_stamp
 from ptocache.tools import Toolchain, python_path
 
 #: The pipeline's messages come from the module that people know: the one with TileLang's name.
@@ -153,41 +157,63 @@ def check(aibin: bytes, kernels: Sequence[Kernel]) -> None:
     check_device_binary(aibin, [kernel.symbol for kernel in kernels if kernel.symbol is not None])
 
 
-class Stages(NamedTuple):
-    """The pipeline for one request, in two steps: between them a cache may know the lowered text.
+class Stages:
+    """The pipeline for one request (a `ptocache.recipe.Stages`).
 
-    Attributes:
+    Args:
         run: how to run the tools.
         tools: where they are.
         request: what to compile.
         kernels: the kernels of its source.
         work: a directory for the files between the stages.
+        digests: which contents are known already.
     """
 
-    run: Run
-    tools: Toolchain
-    request: CompileRequest
-    kernels: Sequence[Kernel]
-    work: str
+    def __init__(
+        self,
+        run: Run,
+        tools: Toolchain,
+        request: CompileRequest,
+        kernels: Sequence[Kernel],
+        work: str,
+        digests: Digests,
+    ) -> None:
+        self._run = run
+        self._tools = tools
+        self._request = request
+        self._kernels = kernels
+        self._digests = digests
+        names = ("kernel.ptodsl.py", "kernel.pto", "kernel.fatobj.o", "lib_kernel.so", "inputs.json")
+        self._source, self._pto, self._fatobj, self._image, self._report = (os.path.join(work, name) for name in names)
 
     @property
-    def report(self) -> str:
-        """The path of the frontend's report of what the source read beside itself."""
-        return os.path.join(self.work, "inputs.json")
+    def kernels(self) -> list[str]:
+        """The Python names of the kernels, in the order of their definition."""
+        return [kernel.name for kernel in self._kernels]
 
     def lower(self) -> str:
-        """Lower the source and return the path of the MLIR text."""
-        path = os.path.join(self.work, "kernel.pto")
-        names = [kernel.name for kernel in self.kernels]
-        lower(self.run, self.request.source, names, os.path.join(self.work, "kernel.ptodsl.py"), path, self.report)
-        return path
+        """Lower the source; the MLIR text, without its locations where they make no difference."""
+        lower(self._run, self._request.source, self.kernels, self._source, self._pto, self._report)
+        with open(self._pto, encoding="utf-8", newline="", errors="surrogateescape") as file:
+            return text_for_key(file.read(), self._request.flags)
 
-    def build(self, pto_path: str) -> bytes:
-        """Assemble, link, extract and check: from the MLIR text's path to the device binary."""
-        fatobj_path, image_path = (os.path.join(self.work, name) for name in ("kernel.fatobj.o", "lib_kernel.so"))
-        assemble(self.run, self.tools.ptoas, pto_path, fatobj_path, self.request.arch, self.request.flags)
-        link(self.run, self.tools.bisheng, fatobj_path, image_path)
-        return extract(image_path, self.kernels)
+    def build(self) -> bytes:
+        """Assemble, link, extract and check: from the MLIR text to the device binary."""
+        assemble(self._run, self._tools.ptoas, self._pto, self._fatobj, self._request.arch, self._request.flags)
+        link(self._run, self._tools.bisheng, self._fatobj, self._image)
+        return extract(self._image, self._kernels)
+
+    def inputs(self) -> Inputs:
+        """What the source read beside itself while it was lowered; raises `Unstable`."""
+        return read_report(self._report, self._digests, self._run.environ.get)
+
+    def stamp(self) -> Stamp:
+        """The tools, as they are now; raises `ToolNotFoundError`."""
+        return make_stamp(self._tools._replace(environ=dict(self._run.environ)), self._digests)
+
+    def check(self, aibin: bytes) -> None:
+        """See that a device binary is one for these kernels; raises `DeviceBinaryError`."""
+        check(aibin, self._kernels)
 
 
 @contextlib.contextmanager

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 from ptocache import pipeline
 from ptocache.aibin import extract_aicore_binary
+from ptocache.digests import Digests
 from ptocache.pipeline import BISHENG_FATOBJ_LINK_FLAGS, Run, logger
 from ptocache.request import ARCHS, make_request, split_flags
 from ptocache.settings import Settings
@@ -162,8 +163,9 @@ def compile_ptodsl_to_aibin(
     tools = locate(tool_environ(settings.toolchain))
     run = Run(tools.environ, settings.compile_timeout, verbose)
     with pipeline.work_directory(settings.keep_temps) as work:
-        stages = pipeline.Stages(run, tools, request, kernels, work)
-        return stages.build(stages.lower())
+        stages = pipeline.Stages(run, tools, request, kernels, work, Digests())
+        stages.lower()
+        return stages.build()
 
 
 def _run(verbose: bool = False) -> Run:

@@ -42,7 +42,11 @@ _REFUSED_FLAGS = {
 # Flags that change what ptoas prints and nothing of what it writes.
 _QUIET_FLAGS = frozenset({"-v", "--verbose", "-q", "--quiet"})
 
+#: After these comes a word that means something else there.
+_TAKE_A_WORD = frozenset({"-mllvm", "-Xassembler", "-Xclang", "-Xlinker"})
+
 Part = tuple[str, bytes]
+Fact = tuple[str, str]
 
 _LENGTHS = struct.Struct("<IQ")
 
@@ -145,7 +149,12 @@ def _canonical_flags(words: Sequence[str]) -> tuple[str, ...]:
 
 def key_flags(flags: Sequence[str]) -> list[str]:
     """The flags that are part of a key: all but those that only make ptoas say more or less."""
-    return [flag for flag in flags if flag not in _QUIET_FLAGS]
+    before = ("", *flags)
+    return [
+        flag
+        for previous, flag in zip(before, flags, strict=False)
+        if flag not in _QUIET_FLAGS or previous in _TAKE_A_WORD
+    ]
 
 
 def split_flags(text: str) -> list[str]:
@@ -156,14 +165,21 @@ def split_flags(text: str) -> list[str]:
         raise SettingsError(f"PTO_FLAGS: {text!r} does not split into words: {error}") from None
 
 
-def source_parts(request: CompileRequest, stamp: str) -> list[Part]:
-    """The parts of the source key: all that decides what the whole pipeline makes."""
-    return _parts("source", request, stamp, request.source)
+def source_parts(request: CompileRequest, stamp: str, kind: str = "source", extra: Iterable[Fact] = ()) -> list[Part]:
+    """The parts of the source key: all that decides what the whole compilation makes.
+
+    Args:
+        request: what is compiled.
+        stamp: the name of the tools' stamp.
+        kind: the kind of compilation.
+        extra: what else it depends on, by name.
+    """
+    return _parts(kind, request, stamp, request.source, extra)
 
 
-def pto_parts(mlir: str, request: CompileRequest, stamp: str) -> list[Part]:
+def pto_parts(mlir: str, request: CompileRequest, stamp: str, extra: Iterable[Fact] = ()) -> list[Part]:
     """The parts of the PTO key: all that decides what ptoas and bisheng make of a request's lowered text."""
-    return _parts("pto", request, stamp, mlir)
+    return _parts("pto", request, stamp, mlir, extra)
 
 
 def source_digest(source: str) -> str:
@@ -186,12 +202,13 @@ def encode(parts: Iterable[Part]) -> bytes:
     return b"".join(chunks)
 
 
-def _parts(kind: str, request: CompileRequest, stamp: str, text: str) -> list[Part]:
+def _parts(kind: str, request: CompileRequest, stamp: str, text: str, extra: Iterable[Fact]) -> list[Part]:
     # What came from a command line or a tool may hold bytes that are not UTF-8, as surrogates: those bytes count.
     return [
         ("kind", kind.encode()),
         ("arch", request.arch.encode()),
         *(("flag", flag.encode("utf-8", "surrogateescape")) for flag in key_flags(request.flags)),
+        *((name, value.encode("utf-8", "surrogateescape")) for name, value in extra),
         ("stamp", stamp.encode()),
         ("text", text.encode("utf-8", "surrogateescape")),
     ]

@@ -46,6 +46,7 @@ class Settings(NamedTuple):
     failure_ttl: float
     keep_temps: bool
     log: str
+    summary: bool
 
     @classmethod
     def load(cls, environ: Mapping[str, str] | None = None, **overrides: object) -> Settings:
@@ -315,6 +316,12 @@ SETTINGS: tuple[Setting, ...] = (
         _parse_choice("", "debug", "info", "warning", "error"),
         "`debug`, `info`, `warning` or `error`: write the log to standard error from that level on. "
         "Empty: leave it to the program's own logging.",
+    ),
+    Setting(
+        "summary",
+        "0",
+        parse_bool,
+        "`1`: when the process ends, log how many kernels it asked for, where they came from, and the time saved.",
     ),
 )
 

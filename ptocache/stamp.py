@@ -11,15 +11,18 @@ import contextlib
 import os
 import re
 import sys
-from collections.abc import Iterable, Iterator
-from typing import NamedTuple
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Generic, NamedTuple, TypeVar
 
 import xxhash
 
 from ptocache.digests import Digests, open_regular
 from ptocache.errors import ToolError, ToolNotFoundError, explained
 from ptocache.request import encode
-from ptocache.tools import Toolchain, cann_version_files
+from ptocache.tools import TOOL_VARIABLES, Toolchain, cann_version_files
+
+T = TypeVar("T")
 
 #: How long a stamp is believed without looking at the tools again, in seconds: looking costs a few dozen
 #: `stat` calls, more than the rest of a hit, and nobody exchanges a compiler between two kernels of one second.
@@ -130,11 +133,57 @@ def make_stamp(tools: Toolchain, digests: Digests | None = None) -> Stamp:
     )
     frontend = (ptodsl_identity(tools, digests), script_identity(digests), python_version())
     digests.save()
-    facts = dict(line.partition("=")[::2] for line in cann.value.splitlines())
-    version = facts.get("version") or facts.get("Version") or "unknown"
-    if facts.get("emulated") == "true":
-        version = f"emulated-{version}"
-    return Stamp(frontend, backend, version, f"{version}-{_digest(backend)}-{_digest(frontend)}")
+    return _stamp(frontend, backend)
+
+
+def make_compiler_stamp(bisheng: str, linker: str, environ: Mapping[str, str], digests: Digests) -> Stamp:
+    """Identify the tools that compile AscendC: CANN, bisheng and its linker.
+
+    Args:
+        bisheng: the compiler's path.
+        linker: the path of the `ld.lld` that links what it makes.
+        environ: their environment.
+        digests: which contents are known already.
+
+    Returns:
+        Their stamp; it has no frontend.
+
+    Raises:
+        ToolNotFoundError: one of them cannot be read.
+    """
+    cann = environ.get("ASCEND_HOME_PATH") or environ.get("ASCEND_TOOLKIT_HOME") or None
+    tools = Toolchain(dict(environ), cann, ptoas="", bisheng=bisheng, linker=linker, ptodsl="")
+    identities = (bisheng_identity(tools, digests), linker_identity(tools, digests), tool_variables(tools, digests))
+    backend = (cann_versions(tools), *identities)
+    digests.save()
+    return _stamp((), backend)
+
+
+def add_facts(stamp: Stamp, facts: Iterable[Fact]) -> Stamp:
+    """A stamp with further facts about the back end."""
+    return _stamp(stamp.frontend, (*stamp.backend, *facts))
+
+
+class Recheck(Generic[T]):
+    """What a look at the tools has found; it is looked again when a second has passed or a variable has changed.
+
+    Args:
+        look: looks at the tools.
+    """
+
+    def __init__(self, look: Callable[[], T]) -> None:
+        self._look = look
+        self._known: tuple[T, tuple[object, ...], float] | None = None
+
+    def __call__(self) -> T:
+        """What was found; raises what looking raises."""
+        places = tuple(os.environ.get(name) for name in TOOL_VARIABLES)
+        variables = (*places, *((name, os.environ.get(name)) for name in tool_inputs(os.environ)))
+        now = time.monotonic()
+        known = self._known
+        if known is None or known[1] != variables or now - known[2] > RECHECK_SECONDS:
+            known = self._known = (self._look(), variables, now)
+        return known[0]
 
 
 def cann_versions(tools: Toolchain) -> Fact:
@@ -257,6 +306,15 @@ def script_identity(digests: Digests) -> Fact:
 def python_version() -> Fact:
     """The Python that runs the frontend, which traces Python code."""
     return Fact("python", f"{sys.implementation.name} {sys.version_info[0]}.{sys.version_info[1]}")
+
+
+def _stamp(frontend: tuple[Fact, ...], backend: tuple[Fact, ...]) -> Stamp:
+    cann = next(fact for fact in backend if fact.name == "cann")
+    facts = dict(line.partition("=")[::2] for line in cann.value.splitlines())
+    version = facts.get("version") or facts.get("Version") or "unknown"
+    if facts.get("emulated") == "true":
+        version = f"emulated-{version}"
+    return Stamp(frontend, backend, version, f"{version}-{_digest(backend)}-{_digest(frontend)}")
 
 
 def _naming(path: str) -> contextlib.AbstractContextManager[None]:

@@ -55,11 +55,13 @@ def tool_environ(toolchain: str, environ: Mapping[str, str] | None = None) -> di
         environ: `os.environ` by default.
 
     Returns:
-        A copy, in which the emulated install is the toolchain if that was asked for.
+        A copy, without what ptocache does at the start of a process, and in which the emulated install is the
+        toolchain if that was asked for.
     """
-    environ = os.environ if environ is None else environ
+    environ = dict(os.environ if environ is None else environ)
+    environ.pop("PTOCACHE_INSTALL", None)  # the tools' own Python processes compile nothing with TileLang
     if toolchain != "emulated":
-        return dict(environ)
+        return environ
     from ptocache import emulator  # not everyone emulates
 
     return emulator.environment(emulator.ensure_install(), environ)

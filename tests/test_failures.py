@@ -528,7 +528,7 @@ class TestSize:
 
     def test_diagnostics_that_are_too_long_are_not_remembered(self, tmp_path: Path) -> None:
         failures = self.failures(tmp_path)
-        failures.put(self.key(1), self.error(256 << 10), b"")
+        failures.put(self.key(1), self.error(1 << 20), b"")
         assert not (tmp_path / "failures").exists()
 
     def test_a_directory_that_cannot_be_written_is_no_error(

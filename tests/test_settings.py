@@ -64,6 +64,7 @@ def test_with_nothing_said_every_setting_has_its_default(environ: dict[str, str]
         failure_ttl=600.0,
         keep_temps=False,
         log="",
+        summary=False,
     )
 
 
@@ -85,6 +86,7 @@ VALUES: list[tuple[str, str, Any, str, Any, object, Any]] = [
     ("failure_ttl", '"1h"', 3600.0, "0", 0.0, 7, 7.0),
     ("keep_temps", '"on"', True, "no", False, 1, True),
     ("log", '"debug"', "debug", "INFO", "info", "error", "error"),
+    ("summary", "true", True, "0", False, "on", True),
 ]
 
 

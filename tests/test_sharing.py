@@ -482,13 +482,13 @@ def test_digests_and_failures_are_shared(shared: Shared, ann: User, bob: User):
     def remember(number: int) -> None:
         with shared.cache() as cache:
             cache.local.prepare()
-            cache._digests.remember(f"fact {number}", bytes([number]) * 16, bytes([number]) * 16)
-            cache._digests.save()
+            cache.digests.remember(f"fact {number}", bytes([number]) * 16, bytes([number]) * 16)
+            cache.digests.save()
             cache.failures.put(key(number), error, b"")
 
     def known(number: int) -> tuple[bytes | None, bool]:
         with shared.cache() as cache:
-            digest = cache._digests.fact(f"fact {number}", bytes([number]) * 16)
+            digest = cache.digests.fact(f"fact {number}", bytes([number]) * 16)
             return digest, cache.failures.get(key(number), lambda _: True) is not None
 
     as_user(ann, lambda: remember(1))

@@ -17,7 +17,7 @@ import sys
 from ptocache.cli import UsageError
 from ptocache.frontend import CompileCache, CompileResult
 from ptocache.log import log_to_stderr
-from ptocache.text import bytes_text, seconds_text
+from ptocache.text import bytes_text
 
 
 def add_request_arguments(parser: argparse.ArgumentParser) -> None:
@@ -120,11 +120,5 @@ def _print_json(result: CompileResult, output: str) -> None:
 
 
 def _summary(result: CompileResult, output: str) -> str:
-    took = seconds_text(result.seconds)
-    if result.origin == "compiled":
-        what = f"compiled in {took}"
-    elif result.via == "pto":
-        what = f"{result.origin} hit after lowering, in {took}"
-    else:
-        what = f"{result.origin} hit in {took}, saved {seconds_text(result.action.seconds)}"
+    what = str(result).partition(": ")[2]
     return f"{output}: {bytes_text(len(result.aibin))}, {what} (key {result.key})\n"

@@ -28,8 +28,9 @@ from ptocache.store.local import FAILURES_LIMIT
 #: many enough that the one which is looked through for each new failure is small.
 FOLDERS = 16
 
-#: A failure whose diagnostics are longer than this is not remembered. Usual ones are 2 to 8 KiB.
-_LIMIT = 256 << 10
+#: A failure whose diagnostics are longer than this is not remembered. Usual ones are 2 to 8 KiB; TileLang's have the
+#: whole source in them.
+_LIMIT = 1 << 20
 
 _DIGEST_SIZE = 16
 
@@ -103,6 +104,7 @@ class Failures:
             "returncode": error.returncode,
             "stdout": error.stdout,
             "stderr": error.stderr,
+            "original": error.original,
         }
         import json
 
@@ -169,12 +171,12 @@ def _decode(data: bytes, key: Key, age: float) -> _Remembered | None:
 
     try:
         facts = json.loads(data[_DIGEST_SIZE:])
-        texts = (facts[name] for name in ("summary", "tool", "stdout", "stderr"))
+        texts = (facts[name] for name in ("summary", "tool", "stdout", "stderr", "original"))
         if facts["check"] != key.check.hex() or not all(isinstance(text, str) for text in texts):
             return None
+        note = f"(remembered: the same compilation failed {age:.0f} s ago; PTOCACHE_FAILURE_TTL=0 compiles it again)"
         error: ToolError = _KINDS[facts["kind"]](
-            f"{facts['summary']}\n(remembered: the same compilation failed {age:.0f} s ago; "
-            "PTOCACHE_FAILURE_TTL=0 compiles it again)",
+            f"{facts['summary']}\n{note}",
             tool=facts["tool"],
             command=facts["command"],
             returncode=facts["returncode"],
@@ -182,6 +184,8 @@ def _decode(data: bytes, key: Key, age: float) -> _Remembered | None:
             stderr=facts["stderr"],
         )
         error.remembered = True
+        error.note = note
+        error.original = facts["original"]
         return _Remembered(age, bytes.fromhex(facts["inputs"]), error)
     except (ValueError, LookupError, TypeError, AttributeError):  # well made, and not by us
         return None
@@ -195,5 +199,5 @@ def will_repeat(error: ToolError) -> bool:
         return False
     if isinstance(error, SourceImportError | LoweringError):
         return True
-    # 1 is how ptoas says that its input is at fault; 126 and 127 are how a shell says that a tool is.
-    return type(error) is ToolError and error.tool == "ptoas" and error.returncode == 1
+    # 1 is how a compiler says that its input is at fault; 126 and 127 are how a shell says that a tool is.
+    return type(error) is ToolError and error.tool in {"ptoas", "ascendc"} and error.returncode == 1
