@@ -2,6 +2,7 @@
 
     import ptocache
     aibin = ptocache.compile(source)
+    ptocache.install()                # TileLang's compilations for Ascend are answered from the cache from now on
 
 The names below are loaded when they are first used: importing ptocache costs next to nothing, and a hit loads
 only what a hit needs.
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
         ToolTimeoutError,
     )
     from ptocache.frontend import CompileCache, CompileResult, compile
+    from ptocache.hooks import install, installed, uninstall
     from ptocache.settings import Settings
 
 __version__ = "0.1.0"
@@ -52,12 +54,18 @@ __all__ = [
     "ToolTimeoutError",
     "__version__",
     "compile",
+    "install",
+    "installed",
+    "uninstall",
 ]
 
 _HOMES = {
     "CompileCache": "frontend",
     "CompileResult": "frontend",
     "compile": "frontend",
+    "install": "hooks",
+    "installed": "hooks",
+    "uninstall": "hooks",
     "Settings": "settings",
 }
 

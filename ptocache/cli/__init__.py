@@ -21,6 +21,7 @@ from ptocache.log import log_to_stderr
 #: The subcommands, in the order of the help, with what each does.
 COMMANDS = {
     "compile": "compile a PTODSL source, or take the result from the cache",
+    "run": "run a Python script with ptocache below TileLang",
     "explain": "say why a source is a hit or a miss",
     "stats": "show what the cache holds and what it was good for",
     "verify": "read all that is stored, and check it",
@@ -97,8 +98,9 @@ def _dispatch(arguments: list[str]) -> int:
     )
     module.add_arguments(parser)
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    own, rest = module.split(arguments[1:]) if hasattr(module, "split") else (arguments[1:], [])
     try:
-        options = parser.parse_args(arguments[1:])
+        options = parser.parse_args(own, argparse.Namespace(rest=rest))
     except SystemExit as exit_:  # argparse has printed the help (0) or what is wrong (2)
         return int(exit_.code or 0)
     return int(module.run(options))

@@ -1,0 +1,1 @@
+"""Nothing: the modules below are imported by their names."""
