@@ -100,6 +100,7 @@ def test_flags_that_only_print_are_in_no_key(flag: str) -> None:
     assert keys([flag]) == keys([])
     assert keys(["--x", flag, "--y"]) == keys(["--x", "--y"])
     assert key_flags(["--x", flag]) == ["--x"]
+    assert key_flags(["-mllvm", flag]) == ["-mllvm", flag], "a word of somebody else's"
     assert make_request(KERNEL, "a5", [flag]).flags == (flag, DEFAULT_BACKEND)
 
 

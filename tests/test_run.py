@@ -290,7 +290,11 @@ class TestInstalling:
         assert cached(*arguments) == (0, THERE.encode(), b"")
 
     @pytest.mark.parametrize(
-        ("value", "expected"), [("1", THERE), ("true", THERE), ("0", NOT_THERE), ("", NOT_THERE), (None, NOT_THERE)]
+        ("value", "expected"),
+        [
+            *((value, THERE) for value in ("1", "true", "on")),
+            *((value, NOT_THERE) for value in ("0", "false", "No", " off ", "", None)),
+        ],
     )
     def test_without_it_the_variable_decides(self, value: str | None, expected: str) -> None:
         environ = {**os.environ, **({} if value is None else {"PTOCACHE_INSTALL": value})}
@@ -358,6 +362,13 @@ class TestEmulate:
         write("kernel.py", KERNEL)
         code = "import ptocache; print(ptocache.compile(open('kernel.py').read())[:4])"
         assert cached("--emulate", "-c", code) == (0, b"b'\\x7fELF'\n", b"")
+
+    def test_where_the_install_has_no_place_to_stay_each_process_makes_and_removes_its_own(self) -> None:
+        write("kernel.py", KERNEL)
+        code = "import ptocache; print(ptocache.compile(open('kernel.py').read())[:4])"
+        environ = {**os.environ, "HOME": "/proc/nowhere"}
+        assert cached("--emulate", "-c", code, env=environ) == (0, b"b'\\x7fELF'\n", b"")
+        assert os.listdir(os.environ["TMPDIR"]) == []
 
     def test_without_it_the_installed_tools_are_used(self, cann: Path) -> None:
         environ = {**os.environ, "ASCEND_HOME_PATH": str(cann)}
