@@ -153,6 +153,20 @@ def drop_privileges() -> None:
         assert ctypes.CDLL(None, use_errno=True).capset(header, data) == 0
 
 
+def start(process: Any) -> None:
+    """Start a process. Since Python 3.12 filelock 4 refuses the second of two forks at once, for whoever forks."""
+    for _ in range(1000):
+        try:
+            process.start()
+        except RuntimeError as error:
+            if "filelock" not in str(error):
+                raise
+            time.sleep(0.005)
+        else:
+            return
+    raise AssertionError("filelock refuses all forks")
+
+
 def in_child(function: Callable[[], object], before: Callable[[], object] = lambda: None) -> None:
     """Run something in a forked process, and fail as it fails."""
 
@@ -167,7 +181,7 @@ def in_child(function: Callable[[], object], before: Callable[[], object] = lamb
 
     receiver, sender = FORK.Pipe(duplex=False)
     process = FORK.Process(target=run, args=(sender,))
-    process.start()
+    start(process)
     sender.close()
     try:
         assert receiver.poll(WAIT), "the child does not answer"
