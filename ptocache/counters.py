@@ -35,6 +35,25 @@ NAMES = (
     "seconds_saved",
 )
 
+#: What is counted of each engine of the shared tier: numbers, bytes, and times in seconds.
+ENGINE_NAMES = (
+    "hits",
+    "misses",
+    "errors",
+    "rejected",
+    "skipped",
+    "stores",
+    "dropped",
+    "bytes_read",
+    "bytes_written",
+    "seconds_reading",
+    "seconds_writing",
+)
+
+#: What such a count begins with, and so many engines may be in one file.
+_ENGINE = "engine."
+_MOST_ENGINES = 64
+
 #: How long counts stay in memory at most while requests go on, in seconds: what a killed process loses.
 FLUSH_SECONDS = 5.0
 
@@ -73,6 +92,12 @@ class Counters:
         if time.monotonic() - self._flushed > FLUSH_SECONDS:
             self.flush()
 
+    def add_engine(self, label: str, name: str, amount: float = 1) -> None:
+        """Count something of an engine under one of `ENGINE_NAMES`."""
+        from urllib.parse import quote
+
+        self.add(f"{_ENGINE}{name}.{quote(os.fsencode(label), safe=':/@*')}", amount)
+
     def flush(self) -> None:
         """Append what was counted to the file; where that cannot be done now, it stays for the next time."""
         self._flushed = time.monotonic()
@@ -88,19 +113,33 @@ class Counters:
 
     def totals(self) -> dict[str, float]:
         """All that was counted for this directory, by whichever process, under each of `NAMES`."""
+        return {name: amount for name, amount in self._totals().items() if name in NAMES}
+
+    def engines(self) -> dict[str, dict[str, float]]:
+        """All that was counted of each engine, by its label, under each of `ENGINE_NAMES`."""
+        from urllib.parse import unquote
+
+        engines: dict[str, dict[str, float]] = {}
+        for name, amount in self._totals().items():
+            if name.startswith(_ENGINE):
+                what, _, label = name.removeprefix(_ENGINE).partition(".")
+                engines.setdefault(unquote(label), dict.fromkeys(ENGINE_NAMES, 0.0))[what] = amount
+        return engines
+
+    def __del__(self) -> None:
+        # Whoever drops a cache without closing it has used it all the same.
+        with contextlib.suppress(Exception):
+            self.flush()
+
+    def _totals(self) -> dict[str, float]:
         self.flush()
         totals = dict.fromkeys(NAMES, 0.0)
         with contextlib.suppress(OSError, DamagedError):
             _add_lines(totals, read_file(self._path, _READ_LIMIT)[0])
         with self._lock:
             for name, amount in self._pending.items():
-                totals[name] += amount
+                totals[name] = totals.get(name, 0.0) + amount
         return totals
-
-    def __del__(self) -> None:
-        # Whoever drops a cache without closing it has used it all the same.
-        with contextlib.suppress(Exception):
-            self.flush()
 
     def after_fork(self) -> None:
         """In a forked child: what the parent counted is the parent's to write."""
@@ -191,5 +230,11 @@ def _add_lines(totals: dict[str, float], data: bytes) -> None:
         with contextlib.suppress(ValueError):
             amount = float(text)
             key = name.decode("ascii", "replace")
-            if key in totals and 0 <= amount < 2**63:
-                totals[key] += amount
+            if 0 <= amount < 2**63 and (key in totals or _is_of_engine(key, totals)):
+                totals[key] = totals.get(key, 0.0) + amount
+
+
+def _is_of_engine(key: str, totals: dict[str, float]) -> bool:
+    what = key.removeprefix(_ENGINE).partition(".")[0]
+    has_room = len(totals) < len(NAMES) + _MOST_ENGINES * len(ENGINE_NAMES)
+    return key.startswith(_ENGINE) and what in ENGINE_NAMES and has_room

@@ -6,13 +6,22 @@ import fcntl
 import os
 import shutil
 import stat
+import time
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from ptocache.frontend import CompileCache
+from ptocache.request import Key
+from ptocache.store.engines import describe
+from ptocache.store.entry import make_entry
 from ptocache.store.files import make_directory, remove
+from ptocache.store.guard import EngineError
+from ptocache.store.objects import RejectedError
 from ptocache.store.upkeep import measure
-from ptocache.text import bytes_text, plural
+from ptocache.text import bytes_text, plural, seconds_text
+
+if TYPE_CHECKING:
+    from ptocache.store.shared import SharedTier
 
 #: Less free space than this is too little for a cache to be of use, whatever its limit.
 _LITTLE_SPACE = 100 << 20
@@ -49,6 +58,8 @@ def examine(cache: CompileCache) -> Iterator[Finding]:
         yield finding
         if finding.state == "error":
             return
+    for tier in cache.shared_tiers():
+        yield shared(tier)
 
 
 def directory(cache: CompileCache) -> Finding:
@@ -59,7 +70,7 @@ def directory(cache: CompileCache) -> Finding:
     if moved_from:
         text = (
             f"{path}, as {moved_from} is on a network file system ({kind}), where SQLite and file locks are not "
-            "sound; set PTOCACHE_DIR to a local directory to choose another place"
+            "sound; that one is shared with other hosts. Set PTOCACHE_DIR to a local directory to choose another place"
         )
         return Finding("directory", "warning", text)
     if not os.path.isdir(_existing(path)) or (os.path.lexists(path) and not os.path.isdir(path)):
@@ -131,6 +142,44 @@ def index(cache: CompileCache) -> Finding:
     if not cache.local.index.is_sound():
         return Finding("index", "warning", "SQLite finds it damaged: ptocache verify --repair makes it anew")
     return Finding("index", "ok", "SQLite finds it sound")
+
+
+def shared(tier: SharedTier) -> Finding:
+    """Whether an engine can be reached, and what is stored there read back, and how long that takes."""
+    from ptocache.store.objects import OBJECT_LIMIT, decode_object, encode_object
+    from ptocache.store.shared import PROBE
+
+    steps = []
+    advice = "see docs/fleets.md; kernels are compiled all the same"
+    try:
+        start = time.perf_counter()
+        tier.reading.call(lambda: tier.engine.get(PROBE, OBJECT_LIMIT), tier.timeout)
+        steps.append(f"answers in {seconds_text(time.perf_counter() - start)}")
+        if tier.readonly:
+            steps.append("only read")
+        else:
+            key = Key(os.urandom(16).hex(), bytes(32))
+            entry = make_entry(b"probe", seconds=0, created=time.time(), facts={"kernels": []})
+            entry = entry._replace(action=entry.action._replace(check=key.check))
+            data = encode_object(key.name, key, entry, tier.signer)
+            start = time.perf_counter()
+            tier.reading.call(lambda: tier.engine.put(key.name, data, False), tier.timeout)
+            steps.append(f"stores in {seconds_text(time.perf_counter() - start)}")
+            back = tier.reading.call(lambda: tier.engine.get(key.name, OBJECT_LIMIT), tier.timeout)
+            decode_object(back or b"", key.name, tier.signer)
+            steps.append("gives that back")
+            tier.reading.call(lambda: tier.engine.delete(key.name), tier.timeout)
+            steps.append("removes it")
+            clock = tier.reading.call(tier.engine.clock, tier.timeout)
+            if clock is not None:
+                steps.append(f"its clock differs by {abs(clock - time.time()):.0f} s")
+    except (EngineError, RejectedError) as error:
+        done = f"{', '.join(steps)}, but then: " if steps else ""
+        return Finding("shared", "warning", f"{tier.label}: {done}{describe(error)} ({advice})")
+    if tier.has_leases:
+        steps.append("has leases")
+    steps.append("objects are signed" if tier.signer.signs else "objects are not signed")
+    return Finding("shared", "ok", f"{tier.label}: {', '.join(steps)}")
 
 
 #: The questions, in the order of what needs what.

@@ -14,7 +14,7 @@ from ptocache.errors import SourceError
 from ptocache.inputs import Input, decode_inputs
 from ptocache.request import key_flags, source_digest
 from ptocache.source import find_kernels
-from ptocache.store.entry import Action
+from ptocache.store.entry import Action, Tier
 from ptocache.store.failures import Failures
 from ptocache.store.local import LocalTier
 
@@ -95,11 +95,13 @@ def explain(cache: CompileCache, job: Job) -> Explanation:
     cache.require_directory()
     settings = cache.settings
     local = LocalTier(settings.dir, readonly=True)
-    entry = local.get(job.key, job.checker.unchanged)
     notes = list(_notes(settings))
-    if entry is not None:
-        inputs = list(decode_inputs(entry.action.inputs) or ())
-        return Explanation(job.key.name, local.name, job.parts(), inputs, None, None, notes)
+    tiers: list[Tier] = [local, *cache.shared_tiers()]
+    for tier in tiers:
+        entry = tier.get(job.key, job.checker.unchanged, job.checker.state)
+        if entry is not None:
+            inputs = list(decode_inputs(entry.action.inputs) or ())
+            return Explanation(job.key.name, tier.name, job.parts(), inputs, None, None, notes)
     failures = Failures(local.layout, settings.failure_ttl, readonly=True)
     failure = failures.get(job.key, job.checker.unchanged)
     message = None if failure is None else str(failure)

@@ -16,7 +16,7 @@ import os
 import time
 from collections.abc import Iterator, Sequence
 from types import TracebackType
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from ptocache.counters import Counters
 from ptocache.digests import Digests
@@ -38,13 +38,16 @@ from ptocache.request import (
 )
 from ptocache.settings import Settings
 from ptocache.stamp import Stamp
-from ptocache.store.entry import Action, Entry, json_bytes, make_entry
+from ptocache.store.entry import Action, Entry, Tier, json_bytes, make_entry
 from ptocache.store.failures import Failures, will_repeat
 from ptocache.store.local import Limits, LocalTier, pack_source
 from ptocache.store.memory import MemoryTier
 from ptocache.store.place import Place, find_place
 from ptocache.store.tiers import Found, Store
 from ptocache.summary import Summary
+
+if TYPE_CHECKING:
+    from ptocache.store.shared import SharedTier, SharedTiers
 
 
 class CompileResult(NamedTuple):
@@ -113,6 +116,7 @@ class CompileCache:
         self.settings = Settings.load() if settings is None else settings
         if self.settings.log:
             log_to_stderr(self.settings.log)
+        self._asked_for = self.settings  # before the local tier moves
         self.place = find_place(self.settings.dir, self.settings.umask)
         if self.place.moved_from:
             self._report_place()
@@ -128,7 +132,9 @@ class CompileCache:
         self.failures = Failures(
             self.local.layout, self.settings.failure_ttl if usable else 0, limits.failures, readonly
         )
-        self._store = Store([MemoryTier(), self.local] if usable else [MemoryTier()], self.counters)
+        near: list[Tier] = [MemoryTier(), self.local] if usable else [MemoryTier()]
+        self._store = Store(near, self.counters, self.shared_tiers)
+        self._lazy_shared: dict[str, SharedTiers] = {}
         self.digests = Digests("" if self.settings.disable else usable, readonly)
         self._ptodsl = Ptodsl(self.settings, self.digests)
         self._summary = Summary() if self.settings.summary else None
@@ -146,9 +152,24 @@ class CompileCache:
         self.close()
 
     def close(self) -> None:
-        """Write the counts and close the index. A cache that is used again opens what it needs."""
+        """Send and write what is still to be, and close the index. A cache that is used again opens what it needs."""
+        for shared in self._lazy_shared.values():
+            shared.uploads.flush()
         self.counters.flush()
         self.local.close()
+
+    def shared_tiers(self) -> tuple[SharedTier, ...]:
+        """What this host shares with others; it is loaded when it is first needed."""
+        if not (self.settings.shared or self.place.moved_from):
+            return ()
+        shared = self._lazy_shared.get("")
+        if shared is None:
+            from ptocache.store.shared import make_shared_tiers
+
+            # Two threads may make them: one's are kept.
+            made = make_shared_tiers(self._asked_for, self.place, self.counters)
+            shared = self._lazy_shared.setdefault("", made)
+        return shared.tiers
 
     def require_directory(self) -> None:
         """See that the cache directory is used; raises `RefusedDirectoryError` with the reason where it is not."""
@@ -243,14 +264,15 @@ class CompileCache:
         else:
             get_logger(__name__).warning(
                 "%s is on a network file system (%s), where SQLite and file locks are not sound: the cache of this "
-                "host is %s. Set PTOCACHE_DIR to a local directory to choose another place.",
+                "host is %s, and the other one is shared. Set PTOCACHE_DIR to a local directory to choose another "
+                "place.",
                 moved_from,
                 filesystem,
                 directory,
             )
 
-    def _look_up(self, job: Job) -> CompileResult | None:
-        found = self._store.get(job.key, job.checker.unchanged)
+    def _look_up(self, job: Job, only_near: bool = False) -> CompileResult | None:
+        found = self._store.get(job.key, job.checker.unchanged, job.checker.state, only_near=only_near)
         if found is None:
             return None
         return self._hit(job, found.entry, found.origin, "source", saved=found.entry.action.seconds)
@@ -272,12 +294,12 @@ class CompileCache:
             with lease(self.settings, job.key.name):
                 if self.settings.recompile:
                     return self._compile(job)
-                found = self._look_up(job)
+                found = self._look_up(job, only_near=True)
                 if found is not None:
                     return found
                 if (failure := self._remembered(job)) is not None:
                     raise failure
-                return self._compile(job)
+                return self._compile_once_in_fleet(job)
         except PtocacheError as error:
             self.counters.add("misses")
             self.counters.add("failures")
@@ -286,6 +308,22 @@ class CompileCache:
             raise
         finally:
             self.counters.flush()
+
+    def _compile_once_in_fleet(self, job: Job) -> CompileResult:
+        """Compile under the fleet's lease on the key, if there is one, unless another host did meanwhile."""
+        tier = next((tier for tier in self.shared_tiers() if tier.has_leases), None)
+        if tier is None:
+            return self._compile(job)
+        from ptocache.lease import fleet_lease
+
+        with fleet_lease(tier, self.settings, job.key.name):
+            found = self._look_up(job)
+            if found is not None:
+                return found
+            result = self._compile(job)
+            # Whoever has the lease next is to find it.
+            self._lazy_shared[""].uploads.flush(self.settings.shared_timeout)
+            return result
 
     def _compile(self, job: Job) -> CompileResult:
         """Run the pipeline; where the lowered text is known, without its two expensive stages."""
@@ -334,7 +372,7 @@ class CompileCache:
         if pto_key is not None:
             self._store.put([pto_key], _for_pto_key(entry))
         if inputs is not None:
-            self._store.put([job.key], entry, pack_source(job.request.source))
+            self._store.put([job.key], entry, pack_source(job.request.source), job.checker.state)
 
     def _inputs(self, job: Job, stages: Stages) -> Inputs | None:
         """What was read beside the source; `None` where that has no name, so that nothing can be stored."""

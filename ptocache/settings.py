@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ptocache.errors import SettingsError
+
+if TYPE_CHECKING:
+    from ptocache.store.engines import EngineUrl
 
 _TRUE = frozenset({"1", "true", "yes", "on"})
 _FALSE = frozenset({"0", "false", "no", "off"})
@@ -26,6 +29,11 @@ _SIZE_UNITS = {
     "gib": 2**30,
     "tib": 2**40,
 }
+
+#: Half of what HMAC-SHA256 makes of it, and more than anybody can guess where it is random.
+_SHORTEST_KEY = 16
+_LARGEST_KEY_FILE = 64 << 10
+
 _TIME_UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
@@ -47,6 +55,16 @@ class Settings(NamedTuple):
     keep_temps: bool
     log: str
     summary: bool
+    shared: tuple[EngineUrl, ...]
+    shared_timeout: float
+    lease_seconds: float
+    signing_key: Keys
+    signing_key_file: Keys
+
+    @property
+    def signing_keys(self) -> tuple[bytes, ...]:
+        """The secrets that sign objects of the shared tier; the first one signs, all are believed."""
+        return (*self.signing_key, *self.signing_key_file)
 
     @classmethod
     def load(cls, environ: Mapping[str, str] | None = None, **overrides: object) -> Settings:
@@ -80,7 +98,8 @@ class Settings(NamedTuple):
             else:
                 value, where = setting.default, "the default"
             try:
-                values[setting.field] = setting.parse(_as_text(value, setting))
+                is_key = isinstance(value, Keys)
+                values[setting.field] = value if is_key else setting.parse(_as_text(value, setting))
             except ValueError as error:
                 raise SettingsError(f"{where}: {error}") from None
         if not values["dir"]:
@@ -88,6 +107,15 @@ class Settings(NamedTuple):
         if values["lock_timeout"] is None:
             values["lock_timeout"] = values["compile_timeout"]
         return cls(**values)
+
+
+class Keys(tuple[bytes, ...]):
+    """Secrets, which are not shown."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return f"<{len(self)} secret>" if self else "()"
 
 
 class Setting(NamedTuple):
@@ -120,6 +148,8 @@ def _as_text(value: object, setting: Setting) -> str:
         return os.fsdecode(value)
     if isinstance(value, str | int | float):
         return str(value)
+    if isinstance(value, tuple) and setting.field == "shared":
+        return " ".join(f"{url.url}{'#readonly' if url.readonly else ''}" for url in value)
     raise ValueError(f"expected text or a number, found {value!r}")
 
 
@@ -214,6 +244,38 @@ def _parse_directory(text: str) -> str:
         return os.path.abspath(os.path.expanduser(text)) if text else ""
     except FileNotFoundError:
         raise ValueError(f"expected an absolute path, as the working directory is gone; found {text!r}") from None
+
+
+def _parse_shared(text: str) -> tuple[EngineUrl, ...]:
+    if not text.split():
+        return ()
+    from ptocache.store.engines import parse_urls  # only whoever shares pays for it
+
+    return parse_urls(text)
+
+
+def parse_keys(text: str) -> Keys:
+    """Read signing keys, separated by white space; raises `ValueError`, which does not show them."""
+    keys = text.split()
+    if any(len(key) < _SHORTEST_KEY for key in keys):
+        raise ValueError(
+            f"expected keys of at least {_SHORTEST_KEY} characters, such as `openssl rand -hex 32` prints; "
+            "one is shorter"
+        )
+    return Keys(key.encode("utf-8", "surrogateescape") for key in keys)
+
+
+def _parse_key_file(text: str) -> Keys:
+    if not text:
+        return Keys()
+    try:
+        with open(os.path.expanduser(text), encoding="utf-8") as file:
+            keys = parse_keys(file.read(_LARGEST_KEY_FILE))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"the file {text!r} cannot be read: {error}") from None
+    if not keys:
+        raise ValueError(f"there is no key in the file {text!r}")
+    return keys
 
 
 def _parse_choice(*choices: str) -> Callable[[str], str]:
@@ -322,6 +384,39 @@ SETTINGS: tuple[Setting, ...] = (
         "0",
         parse_bool,
         "`1`: when the process ends, log how many kernels it asked for, where they came from, and the time saved.",
+    ),
+    Setting(
+        "shared",
+        "",
+        _parse_shared,
+        "URLs of what hosts share, separated by spaces, asked in this order: `file:///path`, `redis://host/0`, "
+        "`s3://bucket/prefix`, `gs://…`, `az://…`, `https://host/path`. `#readonly` at the end of one: never store "
+        "there. See [docs/fleets.md](docs/fleets.md).",
+    ),
+    Setting(
+        "shared_timeout",
+        "5",
+        _parse_positive_seconds,
+        "How long a kernel waits for one of these, in seconds. One that fails twice in a row is left alone.",
+    ),
+    Setting(
+        "lease_seconds",
+        "15",
+        _parse_positive_seconds,
+        "With Redis: how long the others of a fleet wait for a host that died while it compiled their kernel.",
+    ),
+    Setting(
+        "signing_key",
+        "",
+        parse_keys,
+        "Secrets of at least 16 characters, separated by spaces. The first signs what is shared; what none of them has "
+        "signed is not used.",
+    ),
+    Setting(
+        "signing_key_file",
+        "",
+        _parse_key_file,
+        "A file with such secrets, one a line.",
     ),
 )
 

@@ -7,6 +7,7 @@ import json
 import logging
 import os
 import pickle
+import re
 import shutil
 import stat
 import subprocess
@@ -198,6 +199,13 @@ class Network(NamedTuple):
     def assert_untouched(self) -> None:
         assert list(self.backing.iterdir()) == []
 
+    def assert_only_shared(self) -> None:
+        """Nothing is there but objects."""
+        names = [str(path.relative_to(self.backing)) for path in self.backing.rglob("*") if not path.is_dir()]
+        assert names
+        for name in names:
+            assert re.fullmatch(r"cache/v1/[0-9a-f]{2}/[0-9a-f]{32}", name)
+
 
 @pytest.fixture
 def base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -260,7 +268,7 @@ class TestNetwork:
             if is_new:
                 with contextlib.suppress(OSError):
                     moved.parent.rmdir()
-        network.assert_untouched()
+        network.assert_only_shared()
 
     def test_it_is_said_once_in_a_process(self, network: Network, caplog: pytest.LogCaptureFixture) -> None:
         with caplog.at_level(logging.DEBUG, "ptocache"):
@@ -283,11 +291,11 @@ class TestNetwork:
         assert status == 1
         assert str(output) in {item["path"] for item in json.loads(out)["bad"]}
         assert facts("verify", "--repair")["repaired"] is True
-        assert facts("compile", kernel, "-o", "/dev/null")["origin"] == "compiled"
+        assert facts("compile", kernel, "-o", "/dev/null")["origin"] == "shared"
         cleared = facts("clear", "-y")
         assert (cleared["directory"], cleared["entries"]) == (str(network.moved), 1)
         assert not (network.moved / "outputs").exists()
-        network.assert_untouched()
+        network.assert_only_shared()
 
     def test_the_doctor_shows_it(self, network: Network, kernel: Path) -> None:
         facts("compile", kernel, "-o", "/dev/null")
@@ -298,13 +306,13 @@ class TestNetwork:
         for word in (str(network.directory), str(network.moved), "fuse", "PTOCACHE_DIR"):
             assert word in first["text"]
         assert {finding["state"] for finding in report["findings"][1:]} == {"ok"}
-        network.assert_untouched()
+        network.assert_only_shared()
 
     def test_leases_are_local_too(self, network: Network, tool_log: ToolLog) -> None:
         with CompileCache() as cache:
             cache.compile(KERNEL)
         assert list((network.moved / "locks").iterdir()) == []
-        network.assert_untouched()
+        network.assert_only_shared()
 
     def test_a_directory_that_is_there_already_is_not_used_either(self, network: Network) -> None:
         network.directory.mkdir()
@@ -347,10 +355,10 @@ class TestNetwork:
         os.chown(base / f"ptocache-{os.getuid()}", EVE.uid, EVE.gid)
         with CompileCache() as cache:
             assert f"the user with number {EVE.uid}" in cache.place.refused
-            assert cache.compile(KERNEL).origin == "compiled"
+            assert cache.compile(KERNEL).origin == "shared"
             with pytest.raises(RefusedDirectoryError):
                 cache.require_directory()
-        network.assert_untouched()
+        network.assert_only_shared()
 
     def test_the_next_local_directory_is_taken_where_the_first_is_missing(
         self, network: Network, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -386,7 +394,8 @@ def test_a_fuse_file_system_counts_by_the_name_that_it_has(
             with CompileCache(Settings.load({}, dir=directory)) as cache:
                 assert bool(cache.place.moved_from) is moves
                 assert cache.compile(KERNEL).origin == origin
-        assert (tmp_path / "backing" / "cache").exists() is not moves
+        assert (tmp_path / "backing" / "cache" / "outputs").exists() is not moves
+        assert (tmp_path / "backing" / "cache" / "v1").exists() is moves
 
 
 # Private, unless it is said to be shared.

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from ptocache.errors import SettingsError
 from ptocache.settings import (
     SETTINGS,
+    Keys,
     Settings,
     config_path,
     default_directory,
@@ -24,6 +25,9 @@ from ptocache.settings import (
     parse_size,
     parse_umask,
 )
+from ptocache.store.engines import EngineUrl
+
+KEY = "k" * 16
 
 
 @pytest.fixture
@@ -65,6 +69,11 @@ def test_with_nothing_said_every_setting_has_its_default(environ: dict[str, str]
         keep_temps=False,
         log="",
         summary=False,
+        shared=(),
+        shared_timeout=5.0,
+        lease_seconds=15.0,
+        signing_key=Keys(),
+        signing_key_file=Keys(),
     )
 
 
@@ -87,6 +96,26 @@ VALUES: list[tuple[str, str, Any, str, Any, object, Any]] = [
     ("keep_temps", '"on"', True, "no", False, 1, True),
     ("log", '"debug"', "debug", "INFO", "info", "error", "error"),
     ("summary", "true", True, "0", False, "on", True),
+    (
+        "shared",
+        '"file:///a"',
+        (EngineUrl("file:///a"),),
+        " file:///b#readonly  file:///c ",
+        (EngineUrl("file:///b", True), EngineUrl("file:///c")),
+        (EngineUrl("file:///d", True),),
+        (EngineUrl("file:///d", True),),
+    ),
+    ("shared_timeout", "2", 2.0, "1m", 60.0, 0.5, 0.5),
+    ("lease_seconds", "2", 2.0, "1m", 60.0, 0.5, 0.5),
+    (
+        "signing_key",
+        f'"{KEY}"',
+        Keys([b"k" * 16]),
+        f"{KEY}2 {KEY}",
+        Keys([b"k" * 16 + b"2", b"k" * 16]),
+        KEY,
+        (b"k" * 16,),
+    ),
 ]
 
 
@@ -109,7 +138,60 @@ def test_an_argument_wins_over_the_environment_and_that_over_the_file(
 
 
 def test_every_setting_is_tried_above():
-    assert {row[0] for row in VALUES} == set(Settings._fields) == {setting.field for setting in SETTINGS}
+    tried = {row[0] for row in VALUES} | {"signing_key_file"}
+    assert tried == set(Settings._fields) == {setting.field for setting in SETTINGS}
+
+
+def test_keys_come_from_a_file_too_and_are_not_shown(environ: dict[str, str], tmp_path: Path):
+    file = tmp_path / "keys"
+    file.write_text("a" * 20 + "\n" + "b" * 20 + "\n")
+    environ["PTOCACHE_SIGNING_KEY_FILE"] = str(file)
+    environ["PTOCACHE_SIGNING_KEY"] = "c" * 20
+    settings = Settings.load(environ)
+    assert settings.signing_keys == (b"c" * 20, b"a" * 20, b"b" * 20)
+    assert not any(letter * 4 in repr(settings) for letter in "abc")
+    assert Settings.load(environ, signing_key_file=settings.signing_key_file).signing_keys == settings.signing_keys
+    assert Settings.load(environ, signing_key_file=file).signing_keys == settings.signing_keys
+
+
+@pytest.mark.parametrize("text", ["", "short\n", b"\xff" * 20, None])
+def test_a_key_file_without_a_key_is_refused(environ: dict[str, str], tmp_path: Path, text: str | bytes | None):
+    file = tmp_path / "keys"
+    if text is not None:
+        file.write_bytes(text.encode() if isinstance(text, str) else text)
+    environ["PTOCACHE_SIGNING_KEY_FILE"] = str(file)
+    message = refused(environ)
+    assert message.startswith("PTOCACHE_SIGNING_KEY_FILE: ")
+    assert "short\n" not in message
+
+
+def test_a_key_that_could_be_guessed_is_refused_and_not_shown(environ: dict[str, str]):
+    environ["PTOCACHE_SIGNING_KEY"] = "k" * 16 + " secret"
+    message = refused(environ)
+    assert "openssl rand -hex 32" in message
+    assert "secret" not in message
+
+
+@pytest.mark.parametrize(
+    ("url", "why"),
+    [
+        ("bogus://x", "redis://host:6379/0"),
+        ("redis:///0", "no host"),
+        ("redis://:word@/0", "no host"),
+        ("file://host/path", "absolute path"),
+        ("file:///", "absolute path"),
+        ("http://host:port/x", "not a URL"),
+        ("file:///a#other", "#readonly"),
+        ("s3:bucket", "s3://bucket/prefix"),
+        ("/mnt/nfs", "file:///mnt/nfs"),
+    ],
+)
+def test_a_url_that_cannot_be_used_is_refused(environ: dict[str, str], url: str, why: str):
+    environ["PTOCACHE_SHARED"] = f"file:///a {url}"
+    message = refused(environ)
+    assert message.startswith("PTOCACHE_SHARED: ")
+    assert why in message
+    assert "word" not in message
 
 
 @pytest.mark.parametrize("field", Settings._fields)

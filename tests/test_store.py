@@ -817,10 +817,10 @@ class Broken:
     def __init__(self, error: Exception) -> None:
         self.error = error
 
-    def get(self, key: Key, accept: object = None) -> Entry | None:
+    def get(self, key: Key, accept: object = None, state: object = None) -> Entry | None:
         raise self.error
 
-    def put(self, keys: Sequence[Key], entry: Entry, source: bytes = b"") -> None:
+    def put(self, keys: Sequence[Key], entry: Entry, source: bytes = b"", state: object = None) -> None:
         raise self.error
 
     def use(self, entry: Entry) -> None:

@@ -27,6 +27,10 @@ COMMANDS = {
     "verify": "read all that is stored, and check it",
     "prune": "apply the limits now, and remove what belongs to no entry",
     "clear": "remove everything from the cache",
+    "push": "store on the shared engines what this host's cache has",
+    "pull": "store in this host's cache what the shared engines have",
+    "export": "write what the cache has into one file",
+    "import": "store in the cache what such a file has",
     "doctor": "check that the cache can do its work here",
     "emulator": "write an emulated CANN install, for machines without one",
 }

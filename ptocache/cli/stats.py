@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from ptocache.frontend import CompileCache
@@ -33,6 +34,7 @@ class Statistics(NamedTuple):
     evictions: int
     seconds_compiling: float
     seconds_saved: float
+    engines: dict[str, dict[str, float]]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -76,6 +78,7 @@ def collect(cache: CompileCache) -> Statistics:
         evictions=int(totals["evictions"]),
         seconds_compiling=round(totals["seconds_compiling"], 3),
         seconds_saved=round(totals["seconds_saved"], 3),
+        engines={label: _rounded(counts) for label, counts in sorted(cache.counters.engines().items())},
     )
 
 
@@ -94,4 +97,32 @@ def _page(numbers: Statistics) -> str:
         ("time compiling", seconds_text(numbers.seconds_compiling)),
         ("time saved", seconds_text(numbers.seconds_saved)),
     )
-    return "".join(f"{name:16}{value}\n" for name, value in rows)
+    lines = [f"{name:16}{value}\n" for name, value in rows]
+    for label, counts in numbers.engines.items():
+        lines.append(f"\nshared: {label}\n")
+        lines += (f"  {name:14}{value}\n" for name, value in _engine_rows(counts))
+    return "".join(lines)
+
+
+def _engine_rows(counts: dict[str, float]) -> Iterator[tuple[str, str]]:
+    reads = counts["hits"] + counts["misses"]
+    latency = f", {seconds_text(counts['seconds_reading'] / reads)} each" if reads else ""
+    yield (
+        "read",
+        f"{counts['hits']:.0f} hits, {counts['misses']:.0f} misses, {bytes_text(counts['bytes_read'])}{latency}",
+    )
+    latency = f", {seconds_text(counts['seconds_writing'] / counts['stores'])} each" if counts["stores"] else ""
+    yield "written", f"{plural(round(counts['stores']), 'object')}, {bytes_text(counts['bytes_written'])}{latency}"
+    problems = (
+        ("errors", "errors"),
+        ("skipped", "not asked, as it had failed"),
+        ("rejected", "objects not used"),
+        ("dropped", "not sent, as too many waited"),
+    )
+    found = ", ".join(f"{counts[name]:.0f} {what}" for name, what in problems if counts[name])
+    if found:
+        yield "problems", found
+
+
+def _rounded(counts: dict[str, float]) -> dict[str, float]:
+    return {name: round(value, 3) if name.startswith("seconds") else int(value) for name, value in counts.items()}

@@ -10,11 +10,14 @@ from __future__ import annotations
 import hashlib
 import struct
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import xxhash
 
 from ptocache.request import Key
+
+if TYPE_CHECKING:
+    from ptocache.inputs import Input
 
 MAGIC = b"ptocach2"
 
@@ -33,6 +36,15 @@ Accept = Callable[[bytes], bool]
 def accept_all(_inputs: bytes) -> bool:
     """For keys that name everything: their actions have no inputs beside."""
     return True
+
+
+#: Gives the digest that an input has now.
+State = Callable[["Input"], str]
+
+
+def unknown(_item: Input) -> str:
+    """For keys that name everything: there is no input to ask for."""
+    return ""
 
 
 class Action(NamedTuple):
@@ -116,14 +128,20 @@ class Tier(Protocol):
     def name(self) -> str:
         """How the tier is called in results and statistics."""
 
-    def get(self, key: Key, accept: Accept = accept_all) -> Entry | None:
-        """The first entry under a key whose inputs are accepted, checked; `None` for a miss."""
+    def get(self, key: Key, accept: Accept = accept_all, state: State = unknown) -> Entry | None:
+        """The first entry under a key whose inputs are accepted, checked; `None` for a miss.
 
-    def put(self, keys: Sequence[Key], entry: Entry, source: bytes = b"") -> None:
+        Args:
+            key: what to look for.
+            accept: tells whether an action's inputs are the same now.
+            state: gives what an input is now, for a tier that finds the right action by that.
+        """
+
+    def put(self, keys: Sequence[Key], entry: Entry, source: bytes = b"", state: State = unknown) -> None:
         """Keep an entry under all these keys, beside what they have with other inputs.
 
         The action's `check` is set to each key's own. The source, compressed, is kept with it where there is
-        something to be explained with it.
+        something to be explained with it. The state is that of the inputs that other entries of the keys may have.
         """
 
     def use(self, entry: Entry) -> None:

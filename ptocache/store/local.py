@@ -24,7 +24,17 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ptocache.log import get_logger
 from ptocache.request import Key
-from ptocache.store.entry import Accept, Action, Entry, accept_all, add_variant, decode_actions, encode_actions
+from ptocache.store.entry import (
+    Accept,
+    Action,
+    Entry,
+    State,
+    accept_all,
+    add_variant,
+    decode_actions,
+    encode_actions,
+    unknown,
+)
 from ptocache.store.files import DamagedError, make_root, publish, read_file, remove, sweep
 from ptocache.store.layout import BLOCK, LOCK, TEMPORARY, Layout, blocks
 
@@ -114,11 +124,11 @@ class LocalTier:
         self._is_swept = False
         self._has_warned = False
 
-    def get(self, key: Key, accept: Accept = accept_all) -> Entry | None:
+    def get(self, key: Key, accept: Accept = accept_all, state: State = unknown) -> Entry | None:
         """The first entry under a key whose inputs are accepted, checked; what is damaged is removed."""
         for action in self.actions(key.name):
             if action.check == key.check and accept(action.inputs):
-                return self._read_output(action, key.name)
+                return self.read(key.name, action)
         return None
 
     def actions(self, name: str) -> list[Action]:
@@ -136,13 +146,32 @@ class LocalTier:
             self._discard(f"{path}: the actions do not match their own digest", path)
         return actions or []
 
+    def read(self, name: str, action: Action) -> Entry | None:
+        """An action of the key with this name together with its output; `None` where that is gone or damaged."""
+        output = action.sha256.hex()
+        path = self.layout.output(output)
+        problem = "the output does not match the digest in its action"
+        try:
+            aibin, status = read_file(path, min(action.size, OUTPUT_LIMIT))
+            if action.made(aibin):
+                self._mark_used(path, status)
+                return Entry(action, aibin)
+        except (FileNotFoundError, NotADirectoryError):
+            problem = "the output is gone"
+        except DamagedError as error:
+            problem = str(error)
+        self._discard(f"{path}: {problem}", path)
+        if not self.readonly:
+            self.remove_action(name, output)  # the key's others may be whole
+        return None
+
     def use(self, entry: Entry) -> None:
         """Note that an entry was used that a nearer tier had."""
         path = self.layout.output(entry.action.sha256.hex())
         with contextlib.suppress(OSError):
             self._mark_used(path, os.stat(path))
 
-    def put(self, keys: Sequence[Key], entry: Entry, source: bytes = b"") -> None:
+    def put(self, keys: Sequence[Key], entry: Entry, source: bytes = b"", state: State = unknown) -> None:
         """Make room for an entry, and keep it under all these keys."""
         if self.readonly:
             return
@@ -291,24 +320,6 @@ class LocalTier:
         """Close the index, if it was opened."""
         if self._lazy_index is not None:
             self._lazy_index.close()
-
-    def _read_output(self, action: Action, name: str) -> Entry | None:
-        output = action.sha256.hex()
-        path = self.layout.output(output)
-        problem = "the output does not match the digest in its action"
-        try:
-            aibin, status = read_file(path, min(action.size, OUTPUT_LIMIT))
-            if action.made(aibin):
-                self._mark_used(path, status)
-                return Entry(action, aibin)
-        except (FileNotFoundError, NotADirectoryError):
-            problem = "the output is gone"
-        except DamagedError as error:
-            problem = str(error)
-        self._discard(f"{path}: {problem}", path)
-        if not self.readonly:
-            self.remove_action(name, output)  # the key's others may be whole
-        return None
 
     def _mark_used(self, path: str, status: os.stat_result) -> None:
         """Set an output's access time: the first time that it is used, and then at most once an hour."""

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from ptocache.forks import watch_forks
 from ptocache.request import Key
-from ptocache.store.entry import VARIANTS, Accept, Entry, accept_all
+from ptocache.store.entry import VARIANTS, Accept, Entry, State, accept_all, unknown
 
 #: The default bound: a few hundred kernels of the usual 16 to 256 KiB, and little beside a framework.
 MEMORY_LIMIT = 64 << 20
@@ -30,7 +30,7 @@ class MemoryTier:
         self._lock = threading.Lock()
         watch_forks(self)
 
-    def get(self, key: Key, accept: Accept = accept_all) -> Entry | None:
+    def get(self, key: Key, accept: Accept = accept_all, state: State = unknown) -> Entry | None:
         """The first entry under a key whose inputs are accepted, or `None`."""
         with self._lock:
             variants = self._entries.get(key)
@@ -40,7 +40,7 @@ class MemoryTier:
         # Outside the lock, as it may read files; what is in the list now stays in it.
         return next((entry for entry in tuple(variants) if accept(entry.action.inputs)), None)
 
-    def put(self, keys: Sequence[Key], entry: Entry, source: bytes = b"") -> None:
+    def put(self, keys: Sequence[Key], entry: Entry, source: bytes = b"", state: State = unknown) -> None:
         """Keep an entry; one larger than the limit is not kept, nor is its source."""
         if len(entry.aibin) > self._limit:
             return

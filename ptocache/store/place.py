@@ -62,17 +62,17 @@ def find_place(directory: str, umask: int | None = None) -> Place:
     """
     kind = filesystem_of(directory)
     if not is_network(kind):
-        return Place(directory, _refusal(directory, umask), "", kind)
+        return Place(directory, refusal(directory, umask), "", kind)
     for base in _LOCAL_DIRECTORIES:
         if os.access(base, os.W_OK | os.X_OK) and not is_network(filesystem_of(base)):
             moved = f"{base}/ptocache-{os.getuid()}/{xxhash.xxh3_64_hexdigest(os.fsencode(directory))}"
-            return Place(moved, _refusal(moved, None), directory, kind)
+            return Place(moved, refusal(moved, None), directory, kind)
     return Place(
         directory, f"{directory} is on a network file system ({kind}), and there is no local directory", "", kind
     )
 
 
-def _refusal(directory: str, umask: int | None) -> str:
+def refusal(directory: str, umask: int | None) -> str:
     """Why a directory is not used; empty where it can be, or is still to be made."""
     if umask == 0o077:  # shared with nobody
         umask = None
@@ -125,13 +125,14 @@ def filesystem_of(path: str) -> str:
     try:
         with open("/proc/self/mountinfo", "rb") as file:
             lines = file.read().decode("utf-8", "surrogateescape").splitlines()
-        while not os.path.lexists(path) and path != os.path.dirname(path):
-            path = os.path.dirname(path)
-        real = os.path.realpath(path)
-        number = os.stat(real).st_dev
     except OSError:
         return ""
-    device = f"{os.major(number)}:{os.minor(number)}"
+    while _is_missing(path) and path != os.path.dirname(path):
+        path = os.path.dirname(path)
+    real, device = os.path.realpath(path), ""
+    with contextlib.suppress(OSError):  # it does not answer: it is on what is mounted there
+        number = os.stat(real).st_dev
+        device = f"{os.major(number)}:{os.minor(number)}"
     best, best_length = "", -1
     for line in lines:
         # "36 35 98:0 /root /mount/point rw,noatime master:1 - ext4 /dev/root rw"; see proc(5)
@@ -146,6 +147,16 @@ def filesystem_of(path: str) -> str:
             if (real == point or real.startswith(f"{point}/")) and len(point) >= best_length:
                 best, best_length = kind, len(point)
     return best
+
+
+def _is_missing(path: str) -> bool:
+    try:
+        os.lstat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return True
+    except OSError:
+        pass
+    return False
 
 
 def _unescaped(point: str) -> str:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from ptocache.log import get_logger
 from ptocache.request import Key
-from ptocache.store.entry import Accept, Entry, Tier, accept_all
+from ptocache.store.entry import Accept, Entry, State, Tier, accept_all, unknown
 
 if TYPE_CHECKING:
     from ptocache.counters import Counters
@@ -27,32 +27,48 @@ class Store:
     """Looks in one tier after the other, and keeps in the nearer ones what a farther one had.
 
     Args:
-        tiers: the nearest first.
+        near: the tiers of this host, the nearest first.
+        make_far: makes those that it has in common with others, when the near ones do not do.
         counters: where errors are counted.
     """
 
-    def __init__(self, tiers: Sequence[Tier], counters: Counters) -> None:
-        self._tiers = tuple(tiers)
+    def __init__(
+        self, near: Sequence[Tier], counters: Counters, make_far: Callable[[], Sequence[Tier]] = tuple
+    ) -> None:
+        self._near = tuple(near)
+        self._make_far = make_far
         self._counters = counters
         self._warned: set[str] = set()
 
-    def get(self, key: Key, accept: Accept = accept_all) -> Found | None:
-        """The entry under a key whose inputs are accepted, from the nearest tier that has it."""
-        for position, tier in enumerate(self._tiers):
+    def get(
+        self, key: Key, accept: Accept = accept_all, state: State = unknown, *, only_near: bool = False
+    ) -> Found | None:
+        """The entry under a key whose inputs are accepted, from the nearest tier that has it.
+
+        Args:
+            key: what to look for.
+            accept: tells whether an action's inputs are the same now.
+            state: gives what an input is now.
+            only_near: ask only the tiers of this host.
+        """
+        before: list[Tier] = []
+        for tier in self._tiers(only_near):
             try:
-                entry = tier.get(key, accept)
+                entry = tier.get(key, accept, state)
             except Exception as error:  # noqa: BLE001 - a cache may fail in any way; the compilation does not
                 self._report(tier.name, "read", error)
                 continue
+            finally:
+                before.append(tier)
             if entry is not None:
-                self._put(self._tiers[:position], [key], entry)
-                self._use(self._tiers[position + 1 :], entry)
+                self._put(before[:-1], [key], entry, b"", state)
+                self._use(self._near[len(before) :], entry)
                 return Found(entry, tier.name)
         return None
 
-    def put(self, keys: Sequence[Key], entry: Entry, source: bytes = b"") -> None:
+    def put(self, keys: Sequence[Key], entry: Entry, source: bytes = b"", state: State = unknown) -> None:
         """Keep an entry in all tiers, and its source where one keeps it."""
-        self._put(self._tiers, keys, entry, source)
+        self._put(self._tiers(), keys, entry, source, state)
 
     def try_to(self, doing: str, action: Callable[[], T]) -> T | None:
         """Do something else with the local cache directory; `None` where that fails."""
@@ -62,6 +78,11 @@ class Store:
             self._report("local", doing, error)
             return None
 
+    def _tiers(self, only_near: bool = False) -> Iterator[Tier]:
+        yield from self._near
+        if not only_near:
+            yield from self._make_far()
+
     def _use(self, tiers: Sequence[Tier], entry: Entry) -> None:
         for tier in tiers:
             try:
@@ -69,10 +90,10 @@ class Store:
             except Exception as error:  # noqa: BLE001
                 self._report(tier.name, "mark as used", error)
 
-    def _put(self, tiers: Sequence[Tier], keys: Sequence[Key], entry: Entry, source: bytes = b"") -> None:
+    def _put(self, tiers: Iterable[Tier], keys: Sequence[Key], entry: Entry, source: bytes, state: State) -> None:
         for tier in tiers:
             try:
-                tier.put(keys, entry, source)
+                tier.put(keys, entry, source, state)
             except Exception as error:  # noqa: BLE001
                 self._report(tier.name, "write", error)
 

@@ -1,0 +1,42 @@
+"""Store in the cache what `ptocache export` wrote into a file.
+
+Each kernel is checked before it is stored, its signature too if PTOCACHE_SIGNING_KEY is set. Exit status: 0, all of it
+is stored; 1, something is damaged, or not signed as it has to be.
+
+  ptocache import kernels.ptocache
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from ptocache.cli.progress import progress_bar
+from ptocache.cli.selection import describe
+from ptocache.errors import SettingsError
+from ptocache.frontend import CompileCache
+from ptocache.store.objects import Signer
+from ptocache.store.transfer import import_
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    parser.add_argument("file", metavar="FILE", help="the archive")
+    parser.add_argument("--json", action="store_true", help="print what was done as one JSON object")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Run the command and return its exit status."""
+    with CompileCache() as cache:
+        cache.require_directory()
+        if cache.settings.readonly:
+            raise SettingsError("PTOCACHE_READONLY is set: nothing is stored. Unset it to import.")
+        with progress_bar("importing") as progress:
+            moved = import_(cache.local, options.file, Signer(cache.settings.signing_keys), progress)
+    if options.json:
+        import json
+
+        sys.stdout.write(json.dumps({"file": options.file, **moved._asdict()}) + "\n")
+    else:
+        sys.stdout.write(f"{options.file}: {describe(moved, 'imported')}\n")
+    return 1 if moved.rejected or moved.failed else 0
