@@ -18,7 +18,9 @@ from typing import TYPE_CHECKING, TypeVar
 
 from filelock import BaseFileLock, Timeout
 
+from ptocache.errors import PtocacheError
 from ptocache.log import get_logger
+from ptocache.process import is_ending
 from ptocache.settings import Settings
 from ptocache.store.files import make_directory, make_root
 from ptocache.store.guard import EngineError
@@ -64,9 +66,10 @@ def lease(settings: Settings, name: str) -> Iterator[bool]:
         lock = acquire(layout.root, path, timeout, POLL_SECONDS)
     except Timeout:
         lock = None
-        get_logger(__name__).warning(
-            "waited %.0f s for another process to compile %s: compiling it here too", timeout, name
-        )
+        if not is_ending():
+            get_logger(__name__).warning(
+                "waited %.0f s for another process to compile %s: compiling it here too", timeout, name
+            )
     except (OSError, RuntimeError) as error:
         lock = None
         get_logger(__name__).debug("no lease on %s: %s", name, error)
@@ -101,9 +104,11 @@ def fleet_lease(tier: SharedTier, settings: Settings, name: str) -> Iterator[boo
     """
     held = _FleetLease(tier, settings.lease_seconds, name)
     start = time.monotonic()
-    is_held = False
+    is_held = is_in_vain = False
     try:
         while not (is_held := held.acquire()):
+            if is_ending():
+                break
             if time.monotonic() - start > settings.lock_timeout:
                 get_logger(__name__).warning(
                     "waited %.0f s for another host to compile %s: compiling it here too", settings.lock_timeout, name
@@ -117,9 +122,14 @@ def fleet_lease(tier: SharedTier, settings: Settings, name: str) -> Iterator[boo
         get_logger(__name__).info("waited %.2f s while another host compiled %s", waited, name)
     try:
         yield is_held
+        # Whoever has the lease next is to find the result, or not to wait for it.
+        is_in_vain = is_held and not tier.uploads.flush(tier.timeout)
+    except PtocacheError:
+        is_in_vain = True
+        raise
     finally:
         if is_held:
-            held.release()
+            held.release(is_in_vain)
 
 
 class _FleetLease:
@@ -136,17 +146,17 @@ class _FleetLease:
         """Take it if nobody has it; raises `EngineError`."""
         is_held = self._ask(lambda: self._get().acquire())
         if is_held is None:
-            raise EngineError("the server gives no leases")
+            raise EngineError("there is none to wait for")
         if is_held:
             with contextlib.suppress(RuntimeError):  # no more threads: it lasts as long as it lasts
                 threading.Thread(target=self._renew, name="ptocache-lease", daemon=True).start()
         return is_held
 
-    def release(self) -> None:
-        """Give it back, if it is still held."""
+    def release(self, in_vain: bool) -> None:
+        """Give it back, if it is still held; say whether there is no result."""
         self._is_done.set()
         try:
-            self._ask(lambda: self._get().release())
+            self._ask(lambda: self._get().release(in_vain))
         except EngineError as error:  # it ends by itself
             get_logger(__name__).debug("the lease on %s could not be given back: %s", self._name, error)
 
@@ -165,4 +175,4 @@ class _FleetLease:
         return self._lease
 
     def _ask(self, function: Callable[[], T]) -> T:
-        return self._tier.reading.call(function, self._tier.timeout)
+        return self._tier.leasing.call(function, self._tier.timeout)

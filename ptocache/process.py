@@ -7,6 +7,7 @@ import os
 import select
 import subprocess
 import tempfile
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from typing import BinaryIO, NamedTuple
@@ -72,9 +73,15 @@ def run_tool(tool: str, command: Sequence[str], *, environ: Mapping[str, str], c
             raise ToolError(
                 f"{tool} cannot be started: {error.strerror}", tool=tool, command=command, returncode=None
             ) from error
+        with _lock:
+            _running.add(process.pid)
+            if _is_ending:
+                os.killpg(process.pid, 9)
         try:
             in_time = _wait_for_exit(process.pid, timeout)
         finally:
+            with _lock:
+                _running.discard(process.pid)
             # The leader is not reaped yet, so its number cannot have passed to another process group. Unless the
             # program that we are part of ignores SIGCHLD: then the kernel reaps, and the group may be gone.
             with contextlib.suppress(ProcessLookupError):
@@ -92,6 +99,26 @@ def run_tool(tool: str, command: Sequence[str], *, environ: Mapping[str, str], c
             stderr=err,
         )
     return Completed(process.returncode, out, err, seconds)
+
+
+def end_tools() -> None:
+    """Kill the tools that run, in whichever thread, and start no more: this process is about to end."""
+    global _is_ending  # noqa: PLW0603 - it is the process that ends
+    with _lock:  # as long as it is held, none is reaped
+        _is_ending = True
+        for pid in _running:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(pid, 9)
+
+
+def is_ending() -> bool:
+    """Whether nothing is to be waited for any more."""
+    return _is_ending
+
+
+_lock = threading.Lock()
+_running: set[int] = set()
+_is_ending = False
 
 
 def _wait_for_exit(pid: int, timeout: float) -> bool:

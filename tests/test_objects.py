@@ -83,7 +83,7 @@ signers = pytest.mark.parametrize("signer", [NOBODY, SIGNER], ids=["unsigned", "
 def test_what_was_stored_is_found(signer: Signer, aibin: bytes, inputs: Inputs) -> None:
     entry = made(aibin, inputs, text="é ☃", nothing=None)
     found = decode_object(encode_object(KEY.name, KEY, entry, signer), KEY.name, signer)
-    assert found == (KEY.name, KEY, entry)
+    assert found == (KEY.name, KEY, entry, True)
 
 
 @given(

@@ -186,9 +186,14 @@ def _is_abandoned(path: str, age: float) -> bool:
         os.close(fd)
 
 
-def file_mode(root: str) -> int:
-    """The permissions of a file in a cache directory: those of the directory, and reading and writing for its owner."""
-    return os.stat(root).st_mode & 0o666 | 0o600
+def file_mode(root: str, umask: int = 0) -> int:
+    """The permissions of a file in a cache directory: those of the directory, and reading and writing for its owner.
+
+    Args:
+        root: the cache directory.
+        umask: the permissions that it is not to have, whatever the directory has.
+    """
+    return os.stat(root).st_mode & 0o666 & ~umask | 0o600
 
 
 def make_root(path: str, umask: int | None = None) -> None:
@@ -227,15 +232,21 @@ def _make_root(path: str, umask: int | None) -> None:
         _mkdir(directory, mode)
 
 
-def make_directory(root: str, path: str) -> None:
-    """Make a directory at or below `root`, with the root's permissions, removing what is not one on the way to it."""
+def make_directory(root: str, path: str, umask: int = 0) -> None:
+    """Make a directory at or below `root`, with the root's permissions, removing what is not one on the way to it.
+
+    Args:
+        root: the cache directory.
+        path: the directory to make.
+        umask: the permissions that it is not to have, whatever the root has.
+    """
     if path == root:
         os.makedirs(path, mode=0o700, exist_ok=True)
         return
-    make_directory(root, os.path.dirname(path))
+    make_directory(root, os.path.dirname(path), umask)
     if os.path.lexists(path) and not os.path.isdir(path):  # a file, or a link to nothing
         os.unlink(path)
-    _mkdir(path, os.stat(root).st_mode & 0o2777 | 0o700)
+    _mkdir(path, os.stat(root).st_mode & 0o2777 & ~umask | 0o700)
 
 
 def _mkdir(path: str, mode: int) -> None:

@@ -34,6 +34,10 @@ class EngineError(PtocacheError):
     """An engine did not do what it was asked for."""
 
 
+class NoAnswerError(EngineError):
+    """The engine took too long."""
+
+
 class LeftAloneError(EngineError):
     """The engine has failed before, and is not asked."""
 
@@ -127,6 +131,10 @@ class Guard:
                 self._is_trying = False
         return False
 
+    def is_well(self) -> bool:
+        """Whether the last call went well; where calls have failed, others wait until one does."""
+        return self.is_open() and not self._failures
+
     def after_fork(self) -> None:
         """In a forked child, which has none of the threads: begin anew."""
         self._begin()
@@ -153,7 +161,7 @@ class Guard:
             with self._lock:
                 self._hanging += 1
             call.when_done(self._came_back)
-            raise EngineError(f"no answer within {seconds:.1f} s")
+            raise NoAnswerError(f"no answer within {seconds:.1f} s")
         if call.error is not None:
             raise EngineError(describe(call.error)) from None  # its own words, in a traceback, have secrets
         found: T = call.value

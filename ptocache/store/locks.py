@@ -7,6 +7,7 @@ import time
 
 from filelock import BaseFileLock, FileLock
 
+from ptocache.process import is_ending
 from ptocache.store.files import file_mode, remove_foreign
 
 #: How long a lock file of somebody else's may lack its permissions, in seconds: they are set right after it is made.
@@ -41,7 +42,7 @@ def acquire(root: str, path: str, timeout: float, poll: float = 0.05) -> BaseFil
                 poll_interval=poll,
                 fallback_to_soft=False,
             )
-            lock.acquire()
+            lock.acquire(cancel_check=is_ending)
             return lock
         except PermissionError:
             if time.monotonic() > deadline:

@@ -58,11 +58,13 @@ class SharedObject(NamedTuple):
         name: the name that it is stored under, 32 hexadecimal digits.
         key: the key that it is for.
         entry: what that led to.
+        is_current: whether the first of the signing keys has signed it.
     """
 
     name: str
     key: Key
     entry: Entry
+    is_current: bool = True
 
 
 class Signer:
@@ -88,6 +90,10 @@ class Signer:
         key = self._keys.get(self._first)
         code = bytes(32) if key is None else _code(key, self._first, body)
         return _HEAD.pack(MAGIC, self._first, code, digest)
+
+    def is_current(self, data: bytes) -> bool:
+        """Whether an object that was believed is signed with the first key, or there is none."""
+        return data[len(MAGIC) : len(MAGIC) + 8] == self._first or not self._keys
 
     def check(self, data: bytes) -> memoryview:
         """The body of an object; raises `RejectedError` where it is not whole, or not signed as it has to be."""
@@ -163,7 +169,7 @@ def decode_object(data: bytes, name: str, signer: Signer) -> SharedObject:
     aibin = _decompress(body[_FIXED.size + inputs + facts :], size)
     if hashlib.sha256(aibin).digest() != sha256 or not action.made(aibin):
         raise RejectedError("its output does not match the digest")
-    return SharedObject(name, Key(key.hex(), check), Entry(action, aibin))
+    return SharedObject(name, Key(key.hex(), check), Entry(action, aibin), signer.is_current(data))
 
 
 def next_name(key: Key, inputs: Inputs, state: Callable[[Input], str]) -> str:

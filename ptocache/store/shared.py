@@ -6,18 +6,21 @@ engine answers is believed only as far as it proves itself (`ptocache.store.obje
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import os
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from ptocache.errors import SettingsError
 from ptocache.inputs import decode_inputs
 from ptocache.log import get_logger
 from ptocache.request import Key
-from ptocache.store.engines import Engine, EngineUrl, describe, make_engine
+from ptocache.store.engines import Engine, EngineUrl, Stored, describe, make_engine
 from ptocache.store.entry import Accept, Entry, State, accept_all, unknown
-from ptocache.store.guard import EngineError, Guard, LeftAloneError
+from ptocache.store.guard import EngineError, Guard, LeftAloneError, NoAnswerError
 from ptocache.store.objects import (
     OBJECT_LIMIT,
     OUTPUT_LIMIT,
@@ -45,6 +48,9 @@ VARIANTS = 4
 #: Writing takes longer than reading, and nobody waits for it: it may take so many times as long.
 _WRITE_FACTOR = 4
 
+#: So many objects are listed at a time.
+_BATCH = 500
+
 #: How long the end of a process waits for what is still to be sent, in seconds.
 FLUSH_SECONDS = 10.0
 
@@ -52,7 +58,7 @@ FLUSH_SECONDS = 10.0
 PROBE = "0" * 32
 
 
-def make_shared_tiers(settings: Settings, place: Place, counters: Counters) -> SharedTiers:
+def make_shared_tiers(settings: Settings, place: Place, counters: Counters) -> tuple[SharedTier, ...]:
     """The engines that the settings name, in their order.
 
     Args:
@@ -68,15 +74,20 @@ def make_shared_tiers(settings: Settings, place: Place, counters: Counters) -> S
         from urllib.parse import quote
 
         urls.append(EngineUrl(f"file://{quote(os.fsencode(place.moved_from))}"))
-    uploads = Uploads(FLUSH_SECONDS)
     replace = settings.recompile or settings.verify
-    return SharedTiers(
-        tuple(
-            SharedTier(url, signer, settings.shared_timeout, counters, uploads, settings.readonly, replace, umask)
-            for url in dict.fromkeys(urls)
-        ),
-        uploads,
-    )
+    tiers: dict[str, SharedTier] = {}
+    for url in dict.fromkeys(urls):
+        label = _label(str(url), tiers)
+        tiers[label] = SharedTier(
+            url, signer, settings.shared_timeout, counters, settings.readonly, replace, umask, label
+        )
+    return tuple(tiers.values())
+
+
+def _label(text: str, taken: Iterable[str]) -> str:
+    """What an engine is called: its URL, with a number where that of another one differs only in what is not shown."""
+    numbered = (f"{text} ({number})" if number > 1 else text for number in itertools.count(1))
+    return next(label for label in numbered if label not in taken)
 
 
 class PrunedShared(NamedTuple):
@@ -87,12 +98,19 @@ class PrunedShared(NamedTuple):
         bytes: how many bytes they had.
         kept: how many are left.
         bytes_kept: how many bytes those have.
+        problem: why it went no further; empty where it is done.
     """
 
     removed: int
     bytes: int
     kept: int
     bytes_kept: int
+    problem: str = ""
+
+
+def can_be_pruned(tier: SharedTier) -> bool:
+    """Whether an engine tells when its objects were used; the others have rules of their own."""
+    return tier.url.scheme in {"file", "redis", "rediss"}
 
 
 def prune_shared(
@@ -106,22 +124,25 @@ def prune_shared(
         size: how many bytes to keep at most; `None` for all.
         progress: told how far it is.
 
+    Returns:
+        What was removed, until it was done or the engine failed.
+
     Raises:
         SettingsError: the engine has rules of its own for that.
-        EngineError: the engine failed.
     """
-    if tier.url.scheme not in {"file", "redis", "rediss"}:
+    kept = bytes_kept = removed = bytes_removed = 0
+    problem = ""
+    if not can_be_pruned(tier):
         raise SettingsError(
             f"{tier.label}: only file:// and Redis are pruned from here; see docs/fleets.md for the rule to set there"
         )
     try:
-        found = sorted(tier.engine.list(), key=lambda stored: stored.age)
-        kept = bytes_kept = removed = bytes_removed = 0
+        found = sorted(tier.listed(), key=lambda stored: stored.age)
         is_full = False
         for done, stored in enumerate(found, 1):
             is_full = is_full or (size is not None and bytes_kept + stored.size > size)
             if is_full or (age is not None and stored.age > age):
-                tier.engine.delete(stored.name)
+                tier.remove(stored.name)
                 removed += 1
                 bytes_removed += stored.size
             else:
@@ -133,20 +154,8 @@ def prune_shared(
         if sweep is not None:
             sweep()
     except Exception as error:  # noqa: BLE001 - an engine may fail in any way, and its own words have secrets
-        raise EngineError(f"{tier.label}: {describe(error)}") from None
-    return PrunedShared(removed, bytes_removed, kept, bytes_kept)
-
-
-class SharedTiers(NamedTuple):
-    """All engines.
-
-    Attributes:
-        tiers: one an engine, in the order in which they are asked.
-        uploads: what is to be stored on them.
-    """
-
-    tiers: tuple[SharedTier, ...]
-    uploads: Uploads
+        problem = describe(error)
+    return PrunedShared(removed, bytes_removed, kept, bytes_kept, problem)
 
 
 class SharedTier:
@@ -157,10 +166,10 @@ class SharedTier:
         signer: signs what is stored, and tells what may be believed.
         timeout: how long a request waits for the engine, in seconds.
         counters: where what the engine does is counted.
-        uploads: the queue of what is to be stored.
         readonly: store nothing.
         replace: store also where there is an equal one.
         umask: for an engine that makes directories.
+        label: what it is called in messages and statistics; its URL by default, without what is secret.
     """
 
     name = "shared"
@@ -171,25 +180,27 @@ class SharedTier:
         signer: Signer,
         timeout: float,
         counters: Counters,
-        uploads: Uploads,
         readonly: bool = False,
         replace: bool = False,
         umask: int | None = None,
+        label: str = "",
     ) -> None:
         self.url = url
-        self.label = str(url)
+        self.label = label or str(url)
         self.readonly = readonly or url.readonly
         self.timeout = timeout
         self.signer = signer
         self._counters = counters
-        self._uploads = uploads
+        self.uploads = Uploads(FLUSH_SECONDS)
+        self._request = threading.local()
         self._replace = replace
-        self._umask = umask
+        self.umask = umask
         self._lazy_engine: Engine | None = None
         self._warned = False
         # Reading goes on where writing fails, as on a full disk.
         self.reading = Guard(f"reading from {self.label}", lambda: self.engine.get(PROBE, OBJECT_LIMIT))
         self._writing = Guard(f"writing to {self.label}", lambda: self.engine.get(PROBE, OBJECT_LIMIT))
+        self.leasing = Guard(f"the leases of {self.label}", lambda: self.lease(PROBE, 1.0).acquire())
 
     @property
     def has_leases(self) -> bool:
@@ -200,12 +211,16 @@ class SharedTier:
     def engine(self) -> Engine:
         """The engine; its library is loaded when it is first asked."""
         if self._lazy_engine is None:
-            self._lazy_engine = make_engine(self.url, self.timeout, self._umask, self.readonly)
+            self._lazy_engine = make_engine(self.url, self.timeout, self.umask, self.readonly)
         return self._lazy_engine
+
+    def begin_request(self) -> None:
+        """From now on this thread is about another kernel, which may wait as long again."""
+        self._request.spent = 0.0
 
     def get(self, key: Key, accept: Accept = accept_all, state: State = unknown) -> Entry | None:
         """The entry under a key whose inputs are accepted, checked."""
-        deadline = time.monotonic() + self.timeout
+        deadline = time.monotonic() + self.timeout - getattr(self._request, "spent", 0.0)
         name = key.name
         for _ in range(VARIANTS):
             found = self._fetch(name, deadline)
@@ -227,7 +242,7 @@ class SharedTier:
             return
         for key in keys:
             own = entry._replace(action=entry.action._replace(check=key.check))
-            if not self._uploads.add(lambda key=key, own=own: self._upload(key, own, state), len(own.aibin)):  # type: ignore[misc]
+            if not self.uploads.add(lambda key=key, own=own: self._upload(key, own, state), len(own.aibin)):  # type: ignore[misc]
                 self._count(dropped=1)
 
     def use(self, entry: Entry) -> None:
@@ -258,7 +273,8 @@ class SharedTier:
             if found is None or found.key != key:  # rubbish, or gone again
                 return self._write(name, data, replace=True)
             if found.entry.action.inputs == entry.action.inputs:
-                return replace and self._write(name, data, replace=True)
+                is_better = replace or not found.is_current
+                return is_better and self._write(name, data, replace=True)
             name = next_name(key, decode_inputs(found.entry.action.inputs) or (), state_of(inputs, state))
         return False
 
@@ -283,7 +299,11 @@ class SharedTier:
         return self.engine.lease(name, seconds)
 
     def _fetch(self, name: str, deadline: float) -> SharedObject | None:
-        seconds = max(deadline - time.monotonic(), 0.0)
+        start = time.monotonic()
+        seconds = deadline - start
+        if seconds <= 0:  # this kernel has waited for it as long as it may
+            self._count(skipped=1)
+            return None
         try:
             data = self._timed("reading", self.reading, lambda: self.engine.get(name, OBJECT_LIMIT), seconds)
         except LeftAloneError:
@@ -292,6 +312,8 @@ class SharedTier:
         except EngineError as error:
             self._report("read", error)
             return None
+        finally:
+            self._request.spent = getattr(self._request, "spent", 0.0) + time.monotonic() - start
         if data is None:
             self._count(misses=1)
             return None
@@ -318,7 +340,7 @@ class SharedTier:
             self._report("write", error)
 
     def _write(self, name: str, data: bytes, replace: bool) -> bool:
-        if not self.reading.is_open():  # or the end of a process would wait once more for what does not answer
+        if not self.reading.is_well():  # or the end of a process would wait once more for what does not answer
             raise LeftAloneError(f"{self.label} is left alone, as it has failed")
         is_stored = self._timed(
             "writing",
@@ -332,10 +354,43 @@ class SharedTier:
 
     def _timed(self, doing: str, guard: Guard, function: Callable[[], T], seconds: float) -> T:
         start = time.monotonic()
+
+        def call() -> T:
+            nonlocal start
+            engine = self.engine  # whose library may have to be loaded, which is not the engine's time
+            start = time.monotonic()
+            del engine
+            return function()
+
         try:
-            return guard.call(function, seconds)
+            return guard.call(call, seconds)
+        except NoAnswerError:
+            if guard is self.reading:  # it would read on, however much there is
+                self._abort()
+            raise
         finally:
             self._count(**{f"seconds_{doing}": time.monotonic() - start})
+
+    def _abort(self) -> None:
+        """Have what was given up end, where the engine can do that."""
+        abort = getattr(self._lazy_engine, "abort", None)
+        if abort is not None:
+            with contextlib.suppress(Exception):  # it is given up in any case
+                abort()
+
+    def listed(self) -> Iterator[Stored]:
+        """All that the engine lists, a batch at a time, each in bounded time.
+
+        Raises:
+            EngineError: it does not list, or failed.
+        """
+        found = self.reading.call(lambda: iter(self.engine.list()), _WRITE_FACTOR * self.timeout)
+        while batch := self.reading.call(lambda: list(itertools.islice(found, _BATCH)), _WRITE_FACTOR * self.timeout):
+            yield from batch
+
+    def remove(self, name: str) -> None:
+        """Remove an object, in bounded time; raises `EngineError`."""
+        self._writing.call(lambda: self.engine.delete(name), self.timeout)
 
     def _count(self, **amounts: float) -> None:
         for what, amount in amounts.items():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import sys
 import threading
 import time
@@ -12,6 +13,7 @@ from collections.abc import Callable
 
 from ptocache.forks import watch_forks
 from ptocache.log import get_logger
+from ptocache.text import plural
 
 #: So much may wait to be sent; what comes then is not sent.
 _MOST_BYTES = 256 << 20
@@ -22,7 +24,7 @@ class Uploads:
     """A queue of things to send, and the thread that sends them.
 
     Args:
-        flush_seconds: how long the end of a process waits for what is still to be sent.
+        flush_seconds: how long the end of a process waits for what is still to be sent; all queues together.
     """
 
     _is_running: bool
@@ -48,6 +50,7 @@ class Uploads:
         with self._changed:
             if len(self._waiting) >= _MOST_ITEMS or self._bytes + size > _MOST_BYTES:
                 return False
+            self._gave_up = False
             self._waiting.append((send, size))
             self._bytes += size
             if not self._is_running:
@@ -76,6 +79,38 @@ class Uploads:
                     return False
                 self._changed.wait(left)
         return True
+
+    def finish(self, deadline: float | None = None) -> None:
+        """Wait until all is sent, and give up what is not sent by then.
+
+        Args:
+            deadline: until when to wait, as `time.monotonic` counts; by default as long as the end of a process does.
+        """
+        if self._gave_up:  # or it would be waited for again
+            return
+        now = time.monotonic()
+        try:
+            is_sent = self.flush(max(deadline - now, 0) if deadline is not None else None)
+        except BaseException:
+            self._give_up()
+            raise
+        if is_sent:
+            return
+        left = self._give_up()
+        get_logger(__name__).warning(
+            "%s not sent to the shared cache within %.0f s, and in the local one only",
+            plural(left, "object"),
+            self._flush_seconds,
+        )
+
+    def _give_up(self) -> int:
+        """Send no more; how many objects were to be sent."""
+        self._gave_up = True
+        with self._changed:
+            left = len(self._waiting) + self._is_sending
+            self._waiting.clear()
+            self._bytes = 0
+        return left
 
     def after_fork(self) -> None:
         """In a forked child: what the parent has to send is the parent's to send."""
@@ -119,15 +154,12 @@ class Uploads:
             sys.modules["multiprocessing.util"].Finalize(None, end, exitpriority=0)
 
     def _end(self) -> None:
-        if self._gave_up:  # atexit and multiprocessing may both call this
-            return
-        if not self.flush():
-            self._gave_up = True
-            with self._changed:
-                left = len(self._waiting) + self._is_sending
-                self._waiting.clear()
-            get_logger(__name__).warning(
-                "%d kernels were not sent to the shared cache within %.0f s; they are in the local one",
-                left,
-                self._flush_seconds,
-            )
+        global _exit_deadline  # noqa: PLW0603 - the process ends once, whatever queues there are
+        if _exit_deadline is None:
+            _exit_deadline = time.monotonic() + self._flush_seconds
+        with contextlib.suppress(KeyboardInterrupt):  # whoever is in a hurry; nobody could catch it here
+            self.finish(_exit_deadline)
+
+
+#: When the end of this process waits no longer; `None` before it ends.
+_exit_deadline: float | None = None

@@ -55,6 +55,11 @@ class EngineUrl(NamedTuple):
         return f"EngineUrl({redact(self.url)!r}, readonly={self.readonly})"
 
     @property
+    def text(self) -> str:
+        """How it is written in a setting, with all that is secret in it."""
+        return f"{self.url}{_READONLY if self.readonly else ''}"
+
+    @property
     def scheme(self) -> str:
         """Which kind of engine it is."""
         return self.url.partition(":")[0].lower()
@@ -138,6 +143,7 @@ def make_engine(url: EngineUrl, timeout: float, umask: int | None = None, readon
 def describe(error: BaseException) -> str:
     """What an engine's library says of an error, in one line and without secrets."""
     text = (str(error) or type(error).__name__).strip()
+    text = re.sub(r"(status code: \d+[A-Za-z ]*).*", r"\1", text, flags=re.DOTALL)  # what follows is the server's own
     text = re.split(r"\n|\bDebug source\b|: *<(?:html|!DOCTYPE)", text, maxsplit=1, flags=re.IGNORECASE)[0]
     return redact(text)[:_LONGEST_PROBLEM].rstrip(" .:")
 
@@ -166,11 +172,18 @@ def _parse_url(word: str) -> EngineUrl:
     except ValueError:  # what it says may have a part of a password in it
         raise ValueError(f"{shown!r} is not a URL: expected one such as {_EXAMPLES}") from None
     if scheme.lower() == "file":
-        if parts.netloc not in {"", "localhost"} or not parts.path.strip("/"):
+        if parts.netloc not in {"", "localhost"} or not parts.path.strip("/") or "?" in rest:
             raise ValueError(f"expected an absolute path, as in file:///mnt/nfs/ptocache, found {shown!r}")
     elif not is_complete or not (parts.hostname or scheme.lower() in {"s3", "gs", "az"}):
         raise ValueError(f"there is no host in {shown!r}: expected a URL such as {_EXAMPLES}")
+    if scheme.lower() in {"redis", "rediss", "http", "https"} and "@" in rest[len(parts.netloc) :].partition("?")[0]:
+        raise ValueError(f"expected a password with / written as %2F, and @ as %40, found {shown!r}")
+    if scheme.lower() in {"redis", "rediss"} and not re.fullmatch(r"/?\d*/?", parts.path):
+        raise ValueError(f"expected a database's number after the host, as in redis://host:6379/0, found {shown!r}")
+    if "%00" in rest:
+        raise ValueError(f"expected a URL without %00, found {shown!r}")
     _, library, extra = _SCHEMES[scheme.lower()]
     if library and find_spec(library) is None:
         raise ValueError(f"{shown!r} needs the library {library}: pip install 'ptocache[{extra}]'")
+    rest = rest.rstrip("/") if scheme.lower() in {"http", "https"} else rest
     return EngineUrl(f"{scheme.lower()}://{rest}", readonly)

@@ -28,6 +28,9 @@ _AGAIN = frozenset({errno.ESTALE, errno.EBUSY, errno.EINTR, errno.EAGAIN})
 _ATTEMPTS = 4
 _PAUSE = 0.02
 
+#: How often an object is written while its directories are still being made, by others too.
+_MAKING = 16
+
 #: What a file system says that has no links.
 _NO_LINKS = frozenset({errno.EPERM, errno.ENOSYS, errno.ENOTSUP, errno.EMLINK, errno.EACCES, errno.EXDEV})
 
@@ -50,7 +53,8 @@ class FileEngine:
 
     Args:
         root: the directory; it is made with the first object.
-        umask: the permissions that it is not to have; `None` for a private one.
+        umask: the permissions that it is not to have. `None`: it is private where it is made, and where it is there
+            already, what is made in it has its permissions, without everybody's to write.
         readonly: do not mark objects as used.
     """
 
@@ -58,6 +62,7 @@ class FileEngine:
         self.root = root
         self._readonly = readonly
         self._umask = umask
+        self._denied = 0o002 if umask is None else umask
         self._top = f"{root}/{VERSION}"
         self._temp = f"{root}/{VERSION}/temp"
 
@@ -76,15 +81,17 @@ class FileEngine:
     def put(self, name: str, data: bytes, replace: bool) -> bool:
         """Store something so that nobody sees a part of it."""
         path = self._path(name)
-        for attempt in range(_ATTEMPTS):
+        for attempt in range(_MAKING):
             try:
                 return _again(lambda: self._put(path, data, replace))
             except (FileNotFoundError, NotADirectoryError):
-                if attempt == _ATTEMPTS - 1:
+                if attempt == _MAKING - 1:
                     raise
+            if attempt:  # others are making the same directories
+                time.sleep(_PAUSE)
             make_root(self.root, self._umask)
-            make_directory(self.root, self._temp)
-            make_directory(self.root, os.path.dirname(path))
+            make_directory(self.root, self._temp, self._denied)
+            make_directory(self.root, os.path.dirname(path), self._denied)
         return False
 
     def delete(self, name: str) -> None:
@@ -105,6 +112,8 @@ class FileEngine:
 
     def clock(self) -> float | None:
         """The file system's time of day: that of a file that is made now."""
+        if self._readonly:
+            return None
         path = self._temporary()
         try:
             os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
@@ -150,7 +159,7 @@ class FileEngine:
     def _write(self, temporary: str, data: bytes) -> None:
         fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         try:
-            mode = file_mode(self.root)
+            mode = file_mode(self.root, self._denied)
             if mode != 0o600:
                 os.fchmod(fd, mode)
             view = memoryview(data)

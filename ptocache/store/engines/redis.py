@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from typing import Any
+from urllib.parse import unquote
 from uuid import uuid4
 
 import redis
@@ -23,6 +24,18 @@ _PREFIX = "ptocache"
 _STEP = 500
 
 
+#: What a lease's holder leaves in its place where it has no result for those who wait.
+_IN_VAIN = b"in vain"
+
+_LEAVE_IN_VAIN = """
+if redis.call('get', KEYS[1]) == ARGV[1] then
+    redis.call('set', KEYS[1], ARGV[2], 'px', ARGV[3])
+    return 1
+end
+return 0
+"""
+
+
 class RedisLease:
     """A lock on the server that ends by itself, and that only its holder can renew or end before."""
 
@@ -32,7 +45,12 @@ class RedisLease:
         self._lock = Lock(server, name, timeout=seconds, blocking=False, thread_local=False)
 
     def acquire(self) -> bool | None:
-        """Take it, if nobody has it; `None` where the server gives no leases, as when it is full."""
+        """Take it, if nobody has it; `None` where there is none to wait for.
+
+        That is so where it was held in vain, and where the server gives none, as when it is full.
+
+        A holder that dies leaves nothing, and its lease is one to wait for.
+        """
         token = uuid4().hex.encode()
         try:
             answer = self._server.set(self._lock.name, token, nx=True, px=int(self._seconds * 1000))
@@ -40,7 +58,10 @@ class RedisLease:
             return None
         if answer is True:
             self._lock.local.token = token
-        return bool(answer) if answer is True or answer is None else None
+            return True
+        if answer is not None or self._server.get(self._lock.name) == _IN_VAIN:
+            return None
+        return False
 
     def renew(self) -> bool:
         """Let it last as long again; whether it was still held."""
@@ -49,8 +70,16 @@ class RedisLease:
         except LockError:
             return False
 
-    def release(self) -> bool:
-        """Give it back; whether it was still held."""
+    def release(self, in_vain: bool = False) -> bool:
+        """Give it back; whether it was still held.
+
+        Args:
+            in_vain: whether those who wait would wait for nothing: they need not take turns in failing.
+        """
+        if in_vain:
+            token = self._lock.local.token or b""
+            milliseconds = int(self._seconds * 1000)
+            return bool(self._server.eval(_LEAVE_IN_VAIN, 1, self._lock.name, token, _IN_VAIN, milliseconds))
         try:
             self._lock.release()
         except LockError:
@@ -68,7 +97,7 @@ class RedisEngine:
 
     def __init__(self, url: str, timeout: float) -> None:
         found = re.search(r"[?&]prefix=([^&]*)", url)
-        prefix = found[1] if found else _PREFIX
+        prefix = unquote(found[1]) if found else _PREFIX
         url = re.sub(r"([?&])prefix=[^&]*&?", r"\1", url).rstrip("?&")
         self._objects = f"{prefix}:{VERSION}:object:"
         self._leases = f"{prefix}:{VERSION}:lease:"
@@ -77,7 +106,6 @@ class RedisEngine:
             socket_timeout=timeout,
             socket_connect_timeout=timeout,
             retry=Retry(NoBackoff(), 0),
-            client_name="ptocache",
         )
 
     def get(self, name: str, limit: int) -> bytes | None:
@@ -100,12 +128,20 @@ class RedisEngine:
         """Remove what is stored under a name."""
         self._server.delete(self._objects + name)
 
+    def abort(self) -> None:
+        """End what is on its way: an answer that was given up would be read on, however long it is."""
+        self._server.connection_pool.disconnect()
+
     def list(self) -> Iterator[Stored]:
         """All that is stored. An age is the time since an object was used, where the server keeps it."""
-        for key in self._server.scan_iter(match=f"{self._objects}*", count=_STEP):
+        pattern = re.sub(r"([\\*?\[\]^-])", r"\\\1", self._objects)
+        for key in self._server.scan_iter(match=f"{pattern}*", count=_STEP):
             name = key.decode("ascii", "replace").removeprefix(self._objects)
             if is_digest(name, 32):
-                yield Stored(name, self._server.strlen(key), self._idle_time(key))
+                # Neither of these counts as a use, for which STRLEN does, and both take whatever is there.
+                age, size = self._idle_time(key), self._server.memory_usage(key, samples=0)
+                if size is not None:
+                    yield Stored(name, int(size), age)
 
     def clock(self) -> float:
         """The server's time of day."""
