@@ -16,7 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ptocache import counters as counters_module
-from ptocache.counters import NAMES, Counters, _add_lines, _line
+from ptocache import sums
+from ptocache.counters import HISTORY_HOURS, NAMES, Counters, Use, _Lines, _words
 
 WAIT = 60  # seconds after which something that was waited for will not come any more
 FORK = multiprocessing.get_context("fork")
@@ -83,7 +84,7 @@ def run_in_processes(context: Any, number: int, *arguments: Any) -> None:
 
 
 def lines(directory: Path) -> int:
-    return len((directory / "counters").read_text().split("\n")) // 2
+    return sum(line.startswith("@") for line in (directory / "counters").read_text().splitlines())
 
 
 # Adding up.
@@ -182,7 +183,7 @@ def test_a_program_that_fails_has_counted(directory: Path):
 def test_eight_processes_that_write_all_the_time_lose_nothing_while_the_file_is_folded(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(counters_module, "_FOLD_BYTES", 500)
+    monkeypatch.setattr(sums, "FOLD_BYTES", 500)
     run_in_processes(FORK, 8, str(directory), 500, 5)
     assert totals(directory) == {"hits.local": 4000, "seconds_saved": 1000}
     assert (directory / "counters").stat().st_size < 5000  # 800 lines would be 30 KB
@@ -214,7 +215,7 @@ def test_a_file_that_has_grown_is_replaced_with_its_sum(directory: Path):
         counters.add("seconds_compiling", 0.125)
         counters.flush()
     assert lines(directory) < 2500
-    assert (directory / "counters").stat().st_size <= counters_module._FOLD_BYTES
+    assert (directory / "counters").stat().st_size <= sums.FOLD_BYTES
     assert totals(directory) == {"misses": 2500, "seconds_compiling": 312.5}
 
 
@@ -271,7 +272,7 @@ def test_a_child_forked_in_the_middle_of_a_write_does_not_keep_the_file_locked(
             patch.setattr(os, "write", write_and_fork)
             counters.flush()
         assert children
-        monkeypatch.setattr(counters_module, "_FOLD_BYTES", 100)
+        monkeypatch.setattr(sums, "FOLD_BYTES", 100)
         for _ in range(20):
             counters.add("misses")
             counters.flush()
@@ -319,17 +320,15 @@ def test_a_line_that_was_cut_short_does_not_spoil_the_next(directory: Path):
 
 @given(st.binary(max_size=200))
 def test_any_bytes_add_up_to_something_finite(data: bytes):
-    amounts = dict.fromkeys(NAMES, 0.0)
-    _add_lines(amounts, data)
+    record = _Lines(data).record()
+    amounts = record.totals
     assert set(amounts) == set(NAMES)
     assert all(0 <= amount < float("inf") for amount in amounts.values())
 
 
 @given(st.dictionaries(st.sampled_from(NAMES), st.integers(0, 2**53) | st.floats(0, 1e15)))
 def test_a_line_is_read_as_it_was_written(amounts: dict[str, float]):
-    read = dict.fromkeys(NAMES, 0.0)
-    _add_lines(read, _line(amounts))
-    assert read == {**dict.fromkeys(NAMES, 0.0), **amounts}
+    assert _Lines(_words(amounts).encode()).record().totals == {**dict.fromkeys(NAMES, 0.0), **amounts}
 
 
 @pytest.mark.parametrize(
@@ -393,7 +392,7 @@ def test_a_line_is_not_written_to_a_file_that_was_just_replaced(directory: Path,
     import fcntl
 
     path = directory / "counters"
-    path.write_bytes(_line({"misses": 2}))
+    path.write_bytes(b"\nmisses=2\n")
     flock = fcntl.flock
     replaced: list[bool] = []
 
@@ -415,7 +414,7 @@ def test_a_line_is_not_written_to_a_file_that_was_just_replaced(directory: Path,
 def test_a_file_that_somebody_keeps_locked_keeps_nobody_waiting(directory: Path, monkeypatch: pytest.MonkeyPatch):
     import fcntl
 
-    monkeypatch.setattr(counters_module, "_ATTEMPTS", 3)
+    monkeypatch.setattr(sums, "_ATTEMPTS", 3)
     counters = Counters(str(directory))
     counters.add("misses")
     counters.flush()
@@ -451,3 +450,179 @@ def test_readonly_makes_no_file(directory: Path):
     counters.flush()
     assert counters.totals()["misses"] == 1
     assert not list(directory.iterdir())
+
+
+# Since when, and by hour.
+
+
+def at(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
+    """Let it be that time, in seconds since the epoch."""
+    monkeypatch.setattr(counters_module.time, "time", lambda: seconds)
+
+
+def test_a_new_file_says_since_when_it_counts(directory: Path, monkeypatch: pytest.MonkeyPatch):
+    assert Counters(str(directory)).read().since is None
+    for now in (1_800_000_000, 1_800_009_999):
+        at(monkeypatch, now)
+        counters = Counters(str(directory))
+        counters.add("misses")
+        counters.flush()
+        assert counters.read().since == 1_800_000_000
+
+
+def test_hours_stay_apart_and_add_up(directory: Path, monkeypatch: pytest.MonkeyPatch):
+    counters = Counters(str(directory))
+    for hour in (500_000, 500_001, 500_001, 500_003):
+        at(monkeypatch, hour * 3600 + 1800)
+        counters.add("misses")
+        counters.add("seconds_saved", 0.5)
+        counters.flush()
+    record = counters.read()
+    assert record.hours == {
+        500_000: {"misses": 1, "seconds_saved": 0.5},
+        500_001: {"misses": 2, "seconds_saved": 1},
+        500_003: {"misses": 1, "seconds_saved": 0.5},
+    }
+    assert record.totals["misses"] == 4
+
+
+def test_folding_keeps_90_days_of_hours_and_all_of_the_totals(directory: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(sums, "FOLD_BYTES", 2000)
+    counters = Counters(str(directory))
+    first = 500_000
+    hours = HISTORY_HOURS + 400
+    for hour in range(first, first + hours):
+        at(monkeypatch, hour * 3600)
+        counters.add("hits.local", 3)
+        counters.add_engine("redis://host/0", "hits", 2)
+        counters.flush()
+    record = counters.read()
+    assert record.since == first * 3600
+    assert record.totals["hits.local"] == 3 * hours
+    assert record.engines["redis://host/0"]["hits"] == 2 * hours
+    assert list(record.hours) == list(range(first + 400, first + hours))
+    assert (directory / "counters").stat().st_size < HISTORY_HOURS * 32 * 3 + 2000
+
+
+@pytest.mark.parametrize("word", ["@", "@x", "@-5", "@99999999999", "@" + "9" * 5000, "@1"])
+def test_an_hour_that_is_none_counts_as_long_ago(directory: Path, word: str):
+    (directory / "counters").write_text(f"\n{word} misses=2\n")
+    record = Counters(str(directory)).read()
+    assert record.totals["misses"] == 2
+    assert record.hours == {}
+
+
+def test_zero_begins_anew(directory: Path, monkeypatch: pytest.MonkeyPatch):
+    (directory / "actions").mkdir()
+    at(monkeypatch, 1_800_000_000)
+    counters = Counters(str(directory))
+    counters.hit("hits.local", "a" * 32, 1.0)
+    counters.flush()
+    counters.hit("hits.local", "a" * 32, 1.0)
+    at(monkeypatch, 1_800_000_500)
+    assert counters.zero()
+    record = counters.read()
+    assert record.since == 1_800_000_500
+    assert not any(record.totals.values())
+    assert counters.uses() == {}
+    assert Counters(str(directory / "none")).zero()
+
+
+def test_zero_gives_up_where_somebody_keeps_the_file_locked(directory: Path, monkeypatch: pytest.MonkeyPatch):
+    import fcntl
+
+    monkeypatch.setattr(sums, "_ATTEMPTS", 3)
+    counters = Counters(str(directory))
+    counters.add("misses")
+    counters.flush()
+    with (directory / "counters").open("rb") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        assert not counters.zero()
+    assert totals(directory) == {"misses": 1}
+
+
+# Uses of keys.
+
+
+def test_uses_of_a_key_are_its_hits_and_its_longest_compilation(directory: Path):
+    counters = Counters(str(directory))
+    counters.compiled("a" * 32, 2.5)
+    counters.hit("hits.memory", "a" * 32, 2.5)
+    counters.flush()
+    counters.hit("hits.local", "a" * 32, 2.5)
+    counters.hit("hits.local", "b" * 32, 1.0)
+    assert counters.uses() == {"a" * 32: Use(2, 2.5), "b" * 32: Use(1, 1.0)}
+    assert Counters(str(directory)).uses() == counters.uses()
+    assert {name: amount for name, amount in counters.totals().items() if amount} == {
+        "hits.memory": 1,
+        "hits.local": 2,
+        "misses": 1,
+        "compiles": 1,
+        "seconds_compiling": 2.5,
+        "seconds_saved": 6.0,
+    }
+
+
+def test_folding_forgets_the_uses_of_what_is_not_stored_any_more(directory: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(sums, "FOLD_BYTES", 1000)
+    stored = [f"{number:032x}" for number in range(10)]
+    (directory / "actions").mkdir()
+    for name in stored:
+        (directory / "actions" / name).touch()
+    counters = Counters(str(directory))
+    for number in range(100):
+        counters.hit("hits.local", f"{number:032x}", 1.0)
+        counters.flush()
+    uses = counters.uses()
+    assert set(stored) <= set(uses)
+    assert len(uses) < 50
+    assert all(uses[name] == Use(1, 1.0) for name in stored)
+
+
+def test_of_too_many_keys_those_that_saved_most_are_kept(directory: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(sums, "FOLD_BYTES", 1000)
+    monkeypatch.setattr(counters_module, "MOST_USES", 10)
+    (directory / "actions").mkdir()
+    counters = Counters(str(directory))
+    for number in range(100):
+        name = f"{number:032x}"
+        (directory / "actions" / name).touch()
+        counters.compiled(name, 1.0 + (number % 7 == 0) * 10)
+        counters.flush()
+    assert {f"{number:032x}" for number in range(0, 42, 7)} <= set(counters.uses())
+    assert len(counters.uses()) < 50
+
+
+@pytest.mark.parametrize(
+    "garbage", [b"\0", b"x=1,2", b"a" * 32 + b"=1", b"a" * 32 + b"=-1,1", b"a" * 32 + b"=1,nan", b"\xff" * 32 + b"=1,1"]
+)
+def test_what_is_no_use_is_left_out(directory: Path, garbage: bytes):
+    (directory / "uses").write_bytes(garbage)
+    counters = Counters(str(directory))
+    counters.hit("hits.local", "b" * 32, 1.0)
+    assert counters.uses() == {"b" * 32: Use(1, 1.0)}
+
+
+def hit_often(directory: str, amount: int) -> None:
+    counters = Counters(directory)
+    for number in range(amount):
+        counters.hit("hits.memory", f"{number % 7:032x}", 0.25)
+        if number % 50 == 0:
+            counters.flush()
+
+
+def test_sixteen_processes_of_a_thousand_requests_each_count_exactly(directory: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(sums, "FOLD_BYTES", 4000)
+    (directory / "actions").mkdir()
+    for number in range(7):
+        (directory / "actions" / f"{number:032x}").touch()
+    processes = [FORK.Process(target=hit_often, args=(str(directory), 1000)) for _ in range(16)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(WAIT)
+    assert [process.exitcode for process in processes] == [0] * 16
+    assert totals(directory) == {"hits.memory": 16_000, "seconds_saved": 4000}
+    record = Counters(str(directory)).read()
+    assert sum(amounts["hits.memory"] for amounts in record.hours.values()) == 16_000
+    assert sum(use.hits for use in Counters(str(directory)).uses().values()) == 16_000

@@ -55,9 +55,10 @@ from ptocache.errors import CacheIndexError
 from ptocache.forks import close_at_forks
 from ptocache.store import index as index_module
 from ptocache.store.files import make_directory
-from ptocache.store.index import BROKEN, SCHEMA, Index, Row
-from ptocache.store.layout import Layout
+from ptocache.store.index import SCHEMA, Index
+from ptocache.store.layout import BROKEN, Layout
 from ptocache.store.local import Limits, LocalTier
+from ptocache.store.row import Row
 from ptocache.store.tiers import Store
 from ptocache.store.upkeep import clear, usage
 

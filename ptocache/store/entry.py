@@ -79,6 +79,15 @@ class Action(NamedTuple):
         details: dict[str, Any] = json.loads(self.facts)
         return details
 
+    def group(self) -> str:
+        """What it is counted with: kind of compilation, arch and toolchain; empty where its facts do not tell."""
+        try:
+            facts = self.details()
+            words = [str(facts[name]) for name in ("kind", "arch", "toolchain")]
+        except (ValueError, LookupError, TypeError, RecursionError):
+            return ""
+        return " ".join(words) if all(word and word.isprintable() and " " not in word for word in words) else ""
+
     def made(self, aibin: bytes) -> bool:
         """Whether these bytes are this action's output, whole."""
         return len(aibin) == self.size and xxhash.xxh3_128_digest(aibin) == self.xxh3

@@ -15,7 +15,7 @@ import threading
 import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, NamedTuple
+from typing import Any
 from urllib.parse import quote
 
 import diskcache
@@ -24,17 +24,15 @@ from ptocache.errors import CacheIndexError
 from ptocache.forks import close_at_forks
 from ptocache.log import get_logger
 from ptocache.store.files import file_mode, make_directory, remove, remove_foreign
-from ptocache.store.layout import Layout
+from ptocache.store.layout import BROKEN, Layout
 from ptocache.store.locks import acquire, release
+from ptocache.store.row import Group, Row
 
 #: How long a store waits for the database, in seconds. It is held for about a millisecond at a time.
 TIMEOUT = 5.0
 
 #: The version of what a row holds, kept as SQLite's `user_version`. A database of another one is made anew.
-SCHEMA = 3
-
-#: What a broken database is renamed to, for whoever wants to know what happened to it; there is one at most.
-BROKEN = "cache.db.broken"
+SCHEMA = 4
 
 #: How SQLite's messages begin about what a new database would not help against. After a full disk and the like it
 #: has rolled back by itself, and then diskcache's own rollback is what fails.
@@ -60,36 +58,7 @@ _SETUP = {"sqlite_journal_mode": "truncate", "sqlite_synchronous": 0, "sqlite_mm
 #: The database, its journal, and what there would be in the mode with a write-ahead log.
 _FILES = ("", "-journal", "-wal", "-shm")
 
-_ROW = struct.Struct("<Qd")
 _OUTPUT = re.compile(r"[0-9a-f]{64}")
-_ACTIONS = re.compile(rb"(?:[0-9a-f]{32})*")
-
-
-class Row(NamedTuple):
-    """What the index knows of an output.
-
-    Attributes:
-        size: bytes on disk of the output, the actions that lead to it, and their sources.
-        used: when it was last known to be used, in seconds since the epoch.
-        actions: the names of the keys that lead to it.
-    """
-
-    size: int
-    used: float
-    actions: tuple[str, ...]
-
-    def encode(self) -> bytes:
-        """The row's value in the database."""
-        return _ROW.pack(self.size, self.used) + "".join(self.actions).encode()
-
-    @classmethod
-    def decode(cls, value: bytes) -> Row | None:
-        """Read a row's value; `None` if it is not one."""
-        if len(value) < _ROW.size or not _ACTIONS.fullmatch(value, _ROW.size):
-            return None
-        names = value[_ROW.size :].decode()
-        size, used = _ROW.unpack_from(value)
-        return cls(size, used, tuple(names[i : i + 32] for i in range(0, len(names), 32)))
 
 
 class _RowDisk(diskcache.Disk):  # type: ignore[misc]
@@ -210,7 +179,12 @@ class Rows:
         """Put a row in, as the newest, in place of an older one of the output."""
         with _computing():
             self._database.delete(output)
-            self._database.add(output, row.encode())
+            self._database.add(output, row.encode(), tag=row.group)
+
+    def change(self, output: str, row: Row) -> None:
+        """Put a row in where an older one of the output is; as the newest where there is none."""
+        with _computing():
+            self._database.set(output, row.encode(), tag=row.group)
 
     def discard(self, output: str) -> None:
         """Take a row out, if it is there."""
@@ -244,6 +218,11 @@ class Rows:
     def count(self) -> int:
         """How many outputs there are."""
         return _total(self._database, "count")
+
+    def groups(self) -> list[Group]:
+        """The outputs by what they have in common, the largest group first."""
+        found = self._database._sql("SELECT tag, count(*), sum(size) FROM Cache GROUP BY tag ORDER BY sum(size) DESC")
+        return [Group(name if isinstance(name, str) else "", count, size) for name, count, size in found.fetchall()]
 
     def clear(self) -> None:
         """Take all rows out."""
@@ -410,7 +389,7 @@ class Index:
         try:
             with database.transact():
                 for output, row in self._scan():
-                    database.add(output, row.encode())
+                    database.add(output, row.encode(), tag=row.group)
         except BaseException:
             database.close()
             raise

@@ -9,12 +9,28 @@ from collections.abc import Iterator
 #: See https://bford.info/cachedir/: backup programs leave a directory with such a file out.
 TAG = "CACHEDIR.TAG"
 
+#: What a broken index is renamed to, for whoever wants to know what happened to it; there is one at most.
+BROKEN = "cache.db.broken"
+
 #: What a file takes on disk is a multiple of this on the usual file systems.
 BLOCK = 4096
 
 #: All that ptocache keeps in a cache directory.
 OWN_NAMES = frozenset(
-    {"actions", "outputs", "sources", "failures", "locks", "temp", "index", "index.lock", "counters", "digests", TAG}
+    {
+        "actions",
+        "outputs",
+        "sources",
+        "failures",
+        "locks",
+        "temp",
+        "index",
+        "index.lock",
+        "counters",
+        "uses",
+        "digests",
+        TAG,
+    }
 )
 
 
@@ -90,7 +106,7 @@ def disk_usage(top: str) -> int:
 
 def is_digest(name: str, length: int) -> bool:
     """Whether a name is a hexadecimal number of so many digits."""
-    return len(name) == length and all(digit in "0123456789abcdef" for digit in name)
+    return len(name) == length and not name.strip("0123456789abcdef")
 
 
 def _size_of(entry: os.DirEntry[str]) -> int:

@@ -37,10 +37,11 @@ from ptocache.store.entry import (
 )
 from ptocache.store.files import DamagedError, make_root, publish, read_file, remove, sweep
 from ptocache.store.layout import BLOCK, LOCK, TEMPORARY, Layout, blocks
+from ptocache.store.row import Row
 
 if TYPE_CHECKING:
     from ptocache.counters import Counters
-    from ptocache.store.index import Index, Row, Rows
+    from ptocache.store.index import Index, Rows
 
 #: How often at most a hit marks an output as used, in seconds.
 TOUCH_SECONDS = 3600
@@ -181,7 +182,7 @@ class LocalTier:
         files = {name: data for name, data in files.items() if len(data) <= ACTION_LIMIT}
         sizes = {name: blocks(len(data)) + blocks(len(source)) for name, data in files.items()}
         for _ in range(_ATTEMPTS if files else 0):
-            new = self._reserve(output, len(entry.aibin), sizes)
+            new = self._reserve(output, len(entry.aibin), sizes, entry.action.group())
             if new is None:
                 return
             try:
@@ -269,17 +270,19 @@ class LocalTier:
 
     def scan(self) -> Iterator[tuple[str, Row]]:
         """The rows that the files themselves tell, last used last."""
-        from ptocache.store.index import Row
         from ptocache.store.layout import is_digest, list_directory
 
         actions: dict[str, list[str]] = {}
+        groups: dict[str, str] = {}
         for name, action in self.all_actions():
             actions.setdefault(action.sha256.hex(), []).append(name)
+            groups[action.sha256.hex()] = action.group()
         rows = []
         for found in list_directory(self.layout.outputs):
             if is_digest(found.name, 64):
                 names = tuple(actions.get(found.name, ()))
-                rows.append((found.name, Row(self.size_of(found.name, names), self.last_used(found.name), names)))
+                size, used = self.size_of(found.name, names), self.last_used(found.name)
+                rows.append((found.name, Row(size, used, names, groups.get(found.name, ""))))
         rows.sort(key=lambda row: row[1].used)
         yield from rows
 
@@ -354,28 +357,27 @@ class LocalTier:
             actions.pop()
         return data
 
-    def _reserve(self, output: str, size: int, sizes: Mapping[str, int]) -> tuple[str, ...] | None:
+    def _reserve(self, output: str, size: int, sizes: Mapping[str, int], group: str) -> tuple[str, ...] | None:
         """Put a row in for an output and make room; not where there could not be enough.
 
         Args:
             output: the output's name.
             size: its bytes.
             sizes: the names of the actions that will lead to it, with what each takes on disk.
+            group: what it is counted with.
 
         Returns:
             Those of the names that the row did not have; `None` if there is no row now.
         """
-        from ptocache.store.index import Row  # only a store needs the database
-
         with self.index.transaction() as rows:
             overhead = self.layout.overhead()
             old = rows.get(output)
             kept = tuple(name for name in old.actions if name not in sizes) if old is not None else ()
             taken = blocks(size) + sum(sizes.values())
-            row = Row(taken + self._size_of_actions(kept), time.time(), (*sizes, *kept))
+            row = Row(taken + self._size_of_actions(kept), time.time(), (*sizes, *kept), group)
             if kept and self.limits.is_exceeded(row.size + overhead):
                 self.evict(rows, output, old)  # with ever more actions: those of now are enough
-                old, row = None, Row(taken, time.time(), tuple(sizes))
+                old, row = None, Row(taken, time.time(), tuple(sizes), group)
             if self.limits.is_exceeded(row.size + overhead):
                 self._warn_of_size(size, overhead)
                 return None
@@ -442,9 +444,13 @@ class LocalTier:
         kept: list[Action] = []
         with contextlib.suppress(OSError):  # what cannot be read leads nowhere
             kept = [action for action in self.actions(name) if action.sha256.hex() != output]
-        if kept:
-            with contextlib.suppress(OSError):
-                publish(self.directory, self.layout.action(name), encode_actions(kept))
+        with contextlib.suppress(OSError):
+            self.keep_actions(name, kept)
+
+    def keep_actions(self, name: str, actions: Sequence[Action]) -> None:
+        """Let a key have these actions and no others; raises `OSError` where they cannot be written."""
+        if actions:
+            publish(self.directory, self.layout.action(name), encode_actions(actions))
         else:
             remove(self.layout.action(name))
             remove(self.layout.source(name))
