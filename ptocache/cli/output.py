@@ -1,0 +1,38 @@
+"""Writing what a command was asked for to where it was asked for."""
+
+from __future__ import annotations
+
+import os
+import stat
+
+from ptocache.cli import UsageError
+
+
+def write_file(path: str, data: bytes, what: str) -> None:
+    """Write a file whole or not at all; what is no regular file (a pipe, /dev/null) is written to as it is.
+
+    Args:
+        path: where to.
+        data: its bytes.
+        what: what that is, for the message where it cannot be written.
+
+    Raises:
+        UsageError: it cannot be written there.
+    """
+    try:
+        if os.path.lexists(path) and not stat.S_ISREG(os.stat(path).st_mode):
+            with open(path, "wb") as file:
+                file.write(data)
+            return
+        target = os.path.realpath(path)
+        temporary = f"{target}.{os.getpid()}.tmp"
+        try:
+            with open(temporary, "xb") as file:
+                file.write(data)
+            os.replace(temporary, target)
+        except BaseException:
+            if os.path.exists(temporary):
+                os.unlink(temporary)
+            raise
+    except OSError as error:
+        raise UsageError(f"{path}: {what} cannot be written: {error.strerror}") from error
