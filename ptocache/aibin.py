@@ -16,11 +16,11 @@ import io
 import os
 import stat
 import struct
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 from elftools.common.utils import struct_parse
 from elftools.elf.constants import SH_FLAGS, SHN_INDICES
@@ -56,6 +56,42 @@ _REPORT = "link it again; if that does not help, this CANN writes another format
 
 class _UnusableError(Exception):
     """What is wrong with an ELF file. Whoever opened it knows its name, and adds it."""
+
+
+class Section(NamedTuple):
+    """A section of a device binary.
+
+    Attributes:
+        name: its name.
+        type: its type, as ELF calls it, or a number.
+        address: where it is loaded.
+        size: its size in bytes.
+    """
+
+    name: str
+    type: str
+    address: int
+    size: int
+
+
+class Symbol(NamedTuple):
+    """A symbol of a device binary.
+
+    Attributes:
+        name: its name.
+        type: its type, as ELF calls it, or a number.
+        binding: its binding, likewise.
+        section: the number of its section, or what ELF calls it where it is in none.
+        value: where it is.
+        size: its size in bytes.
+    """
+
+    name: str
+    type: str
+    binding: str
+    section: str
+    value: int
+    size: int
 
 
 @dataclass(frozen=True)
@@ -138,6 +174,44 @@ def kernel_symbols(aibin: bytes) -> list[str]:
     """
     with _blamed_on("the device binary", DeviceBinaryError):
         return _function_names(_open_elf(io.BytesIO(aibin), len(aibin)))
+
+
+def sections(aibin: bytes) -> list[Section]:
+    """List the sections of a device binary, without the empty one that each ELF file begins with.
+
+    Raises:
+        DeviceBinaryError: it is not a whole ELF64 file.
+    """
+    with _blamed_on("the device binary", DeviceBinaryError):
+        elf = _open_elf(io.BytesIO(aibin), len(aibin))
+        names = _section_name_table(elf)
+        found = (_section(elf, index) for index in range(1, _section_count(elf)))
+        return [
+            Section(_name_at(names, one["sh_name"]), _shown(one["sh_type"]), one["sh_addr"], one["sh_size"])
+            for one in found
+        ]
+
+
+def symbols(aibin: bytes) -> list[Symbol]:
+    """List the named symbols of a device binary, in the order of its symbol table; none where it has no such table.
+
+    Raises:
+        DeviceBinaryError: it is not a whole ELF64 file.
+    """
+    with _blamed_on("the device binary", DeviceBinaryError):
+        elf = _open_elf(io.BytesIO(aibin), len(aibin))
+        return [
+            Symbol(
+                name,
+                _shown(one["st_info"]["type"]),
+                _shown(one["st_info"]["bind"]),
+                str(one["st_shndx"]),
+                one["st_value"],
+                one["st_size"],
+            )
+            for index in _symbol_tables(elf)
+            for name, one in _named_symbols_in(elf, index)
+        ]
 
 
 @contextmanager
@@ -655,13 +729,24 @@ def _function_names(elf: _Elf) -> list[str]:
     Raises:
         _UnusableError: there is no symbol table, or more than the one that ELF allows, or it is damaged.
     """
-    sections = (_section(elf, index) for index in range(_section_count(elf)))
-    tables = [index for index, section in enumerate(sections) if section["sh_type"] == "SHT_SYMTAB"]
+    tables = _symbol_tables(elf)
     if not tables:
         raise _UnusableError("expected a symbol table (.symtab), found none; do not strip it")
     if len(tables) > 1:
         raise _UnusableError(f"expected one symbol table, found {len(tables)}; it is damaged")
     return list(_functions_in(elf, tables[0]))
+
+
+def _symbol_tables(elf: _Elf) -> list[int]:
+    """Find the symbol tables.
+
+    Args:
+        elf: the file.
+
+    Returns:
+        the numbers of their sections.
+    """
+    return [index for index in range(_section_count(elf)) if _section(elf, index)["sh_type"] == "SHT_SYMTAB"]
 
 
 def _functions_in(elf: _Elf, index: int) -> Iterator[str]:
@@ -677,13 +762,42 @@ def _functions_in(elf: _Elf, index: int) -> Iterator[str]:
     Raises:
         _UnusableError: the table or one of the names is damaged.
     """
+    return (name for name, _ in _named_symbols_in(elf, index, _is_defined_function))
+
+
+def _is_defined_function(symbol: Any) -> bool:
+    """Tell whether a symbol is a function that the file defines.
+
+    Args:
+        symbol: its entry in the symbol table.
+
+    Returns:
+        whether it is.
+    """
+    return bool(symbol["st_info"]["type"] == "STT_FUNC" and symbol["st_shndx"] != "SHN_UNDEF")
+
+
+def _named_symbols_in(
+    elf: _Elf, index: int, is_wanted: Callable[[Any], bool] = lambda _: True
+) -> Iterator[tuple[str, Any]]:
+    """Read the symbols of a symbol table.
+
+    Args:
+        elf: the file.
+        index: the section's number.
+        is_wanted: tells which of its entries matter.
+
+    Yields:
+        the name and the entry of each of these that has a name.
+
+    Raises:
+        _UnusableError: the table or one of the names is damaged.
+    """
     strings = _string_table(elf, _section(elf, index)["sh_link"], f"sh_link of section {index}")
     # Names share bytes only where one is the tail of another, so together they stay far below this. Where
     # they do not, the offsets are garbage, and reading on would cost the square of the file's size.
     left = 16 * elf.size
-    for symbol in _symbols_in(elf, index):
-        if symbol["st_info"]["type"] != "STT_FUNC" or symbol["st_shndx"] == "SHN_UNDEF":
-            continue
+    for symbol in filter(is_wanted, _symbols_in(elf, index)):
         offset = symbol["st_name"]
         end = strings.find(b"\0", offset)
         if end < 0:
@@ -695,7 +809,7 @@ def _functions_in(elf: _Elf, index: int) -> Iterator[str]:
         if left < 0:
             raise _UnusableError("expected each symbol to have its own name, found names that overlap; it is damaged")
         if end > offset:
-            yield strings[offset:end].decode("utf-8", "backslashreplace")
+            yield strings[offset:end].decode("utf-8", "backslashreplace"), symbol
 
 
 def _symbols_in(elf: _Elf, index: int) -> Iterator[Any]:

@@ -6,19 +6,26 @@ import fcntl
 import os
 import shutil
 import stat
+import sys
 import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
+from ptocache.errors import PtocacheError, ToolNotFoundError
 from ptocache.frontend import CompileCache
+from ptocache.hooks import is_installed
 from ptocache.request import Key
+from ptocache.settings import in_force
+from ptocache.startup_file import STARTUP_FILE, has_startup_file
 from ptocache.store.engines import describe
 from ptocache.store.entry import make_entry
 from ptocache.store.files import make_directory, remove
 from ptocache.store.guard import EngineError
 from ptocache.store.objects import RejectedError
+from ptocache.store.place import refusal
 from ptocache.store.upkeep import measure
 from ptocache.text import bytes_text, plural, seconds_text
+from ptocache.tools import locate, tool_environ
 
 if TYPE_CHECKING:
     from ptocache.store.shared import SharedTier
@@ -48,18 +55,28 @@ def examine(cache: CompileCache) -> Iterator[Finding]:
         cache: the cache, as the settings make it.
 
     Yields:
-        A finding for each question that can be asked; the first that finds an error is the last.
+        A finding for each question that can be asked. Where one about the directory finds an error, the others about
+        it, and about what is shared, are not asked.
     """
     for check in CHECKS:
-        try:
-            finding = check(cache)
-        except Exception as error:  # noqa: BLE001 - whatever it is, it is what keeps the cache from working
-            finding = Finding(check.__name__, "error", f"{error or type(error).__name__}")
+        finding = _asked(check, cache)
         yield finding
         if finding.state == "error":
-            return
-    for tier in cache.shared_tiers():
-        yield shared(tier)
+            break
+    else:
+        for tier in cache.shared_tiers():
+            yield shared(tier)
+    yield _asked(tools, cache)
+    yield from stamp(cache)
+    yield from settings(cache)
+    yield _asked(tilelang, cache)
+
+
+def _asked(check: Callable[[CompileCache], Finding], cache: CompileCache) -> Finding:
+    try:
+        return check(cache)
+    except Exception as error:  # noqa: BLE001 - whatever it is, it is what keeps the cache from working
+        return Finding(check.__name__, "error", f"{error or type(error).__name__}")
 
 
 def directory(cache: CompileCache) -> Finding:
@@ -140,7 +157,9 @@ def index(cache: CompileCache) -> Finding:
     if cache.settings.readonly or not os.path.isdir(cache.local.layout.index):
         return Finding("index", "ok", "not needed to read" if cache.settings.readonly else "there is none yet")
     if not cache.local.index.is_sound():
-        return Finding("index", "warning", "SQLite finds it damaged: ptocache verify --repair makes it anew")
+        return Finding(
+            "index", "warning", "it is damaged, or that of another version: ptocache verify --repair makes it anew"
+        )
     return Finding("index", "ok", "SQLite finds it sound")
 
 
@@ -152,8 +171,9 @@ def shared(tier: SharedTier) -> Finding:
     steps = []
     advice = "see docs/fleets.md; kernels are compiled all the same"
     try:
-        start = time.perf_counter()
-        tier.reading.call(lambda: tier.engine.get(PROBE, OBJECT_LIMIT), tier.timeout)
+        for _ in range(2):  # the first loads the engine's library and connects
+            start = time.perf_counter()
+            tier.reading.call(lambda: tier.engine.get(PROBE, OBJECT_LIMIT), tier.timeout)
         steps.append(f"answers in {seconds_text(time.perf_counter() - start)}")
         if tier.readonly:
             steps.append("only read")
@@ -176,13 +196,84 @@ def shared(tier: SharedTier) -> Finding:
     except (EngineError, RejectedError) as error:
         done = f"{', '.join(steps)}, but then: " if steps else ""
         return Finding("shared", "warning", f"{tier.label}: {done}{describe(error)} ({advice})")
+    if not tier.signer.signs and (reason := _open_to_others(tier)):
+        return Finding("shared", "warning", f"{tier.label}: {reason}; without a signing key they decide what runs here")
     if tier.has_leases:
         steps.append("has leases")
     steps.append("objects are signed" if tier.signer.signs else "objects are not signed")
     return Finding("shared", "ok", f"{tier.label}: {', '.join(steps)}")
 
 
-#: The questions, in the order of what needs what.
+def tools(cache: CompileCache) -> Finding:
+    """Where the tools are that compile; all that is missing, and how to get it."""
+    found = locate(tool_environ(cache.settings.toolchain))
+    places = (("CANN", found.cann), ("ptoas", found.ptoas), ("bisheng", found.bisheng), ("ptodsl", found.ptodsl))
+    text = ", ".join(f"{name} {place}" for name, place in places if place)
+    if cache.settings.toolchain == "emulated":
+        text = f"emulated: what they make runs on no NPU; {text}"
+    return Finding("tools", "ok", text)
+
+
+def stamp(cache: CompileCache) -> Iterator[Finding]:
+    """What of the tools is in every key, part by part; nothing where there are none."""
+    try:
+        found = cache.stamp()
+    except ToolNotFoundError:
+        return
+    except PtocacheError as error:
+        yield Finding("stamp", "error", str(error))
+        return
+    yield Finding("stamp", "ok", found.name)
+    for fact in (*found.backend, *found.frontend):
+        yield Finding("stamp", "ok", f"{fact.name}: {', '.join(fact.value.splitlines()) or 'none'}")
+
+
+def settings(cache: CompileCache) -> Iterator[Finding]:
+    """The settings that are not the defaults, and where each comes from."""
+    given = [found for found in in_force(os.environ) if found.where != "the default"]
+    for found in given:
+        where = "the environment" if found.where == found.setting.variable else found.where
+        yield Finding("settings", "ok", f"{found.setting.variable} is {found.text or 'empty'} (from {where})")
+    if not given:
+        yield Finding("settings", "ok", "all are the defaults")
+    if cache.settings.disable:
+        advice = "PTOCACHE_DISABLE is set: nothing is looked up and nothing stored. Unset it to use the cache"
+        yield Finding("settings", "error", advice)
+
+
+def tilelang(_cache: CompileCache) -> Finding:
+    """Whether TileLang is installed here, and whether ptocache goes below it."""
+    version = _version_of("tilelang")
+    if version is None:
+        return Finding("tilelang", "ok", f"TileLang is not installed for {sys.executable}; nothing to go below")
+    if not has_startup_file():
+        text = f"TileLang {version}; {STARTUP_FILE} is not in site-packages, so only ptocache.install() goes below it"
+        return Finding("tilelang", "warning", f"{text}: install ptocache with pip")
+    if is_installed():
+        return Finding("tilelang", "ok", f"TileLang {version}; PTOCACHE_INSTALL is set: ptocache is below it")
+    text = "call ptocache.install(), or use ptocache run or PTOCACHE_INSTALL=1, to put ptocache below it"
+    return Finding("tilelang", "ok", f"TileLang {version}; {text}")
+
+
+def _version_of(package: str) -> str | None:
+    from importlib import metadata
+
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _open_to_others(tier: SharedTier) -> str:
+    """Why others could write to a directory that is shared; nothing where they could not."""
+    if tier.url.scheme != "file":
+        return ""
+    from ptocache.store.engines.file import path_of
+
+    return refusal(path_of(tier.url.url), tier.umask) or ""
+
+
+#: The questions about the directory, in the order of what needs what.
 CHECKS: tuple[Callable[[CompileCache], Finding], ...] = (directory, permissions, locks, index, space)
 
 

@@ -36,6 +36,7 @@ from ptocache.request import (
     source_digest,
     source_parts,
 )
+from ptocache.requestlog import RequestLog
 from ptocache.settings import Settings
 from ptocache.stamp import Stamp
 from ptocache.store.entry import Action, Entry, Tier, json_bytes, make_entry
@@ -47,7 +48,7 @@ from ptocache.store.tiers import Found, Store
 from ptocache.summary import Summary
 
 if TYPE_CHECKING:
-    from ptocache.store.shared import SharedTier, SharedTiers
+    from ptocache.store.shared import SharedTier
 
 
 class CompileResult(NamedTuple):
@@ -106,7 +107,8 @@ class CompileCache:
         settings: what to do and where; read from the environment and the configuration file by default. Where
             the directory cannot be used, or is on a network file system, they are changed, and that is logged.
 
-    Example:
+    Example::
+
         with CompileCache() as cache:
             result = cache.compile(source)
             print(result.origin, len(result.aibin))
@@ -134,10 +136,11 @@ class CompileCache:
         )
         near: list[Tier] = [MemoryTier(), self.local] if usable else [MemoryTier()]
         self._store = Store(near, self.counters, self.shared_tiers)
-        self._lazy_shared: dict[str, SharedTiers] = {}
+        self._lazy_shared: dict[str, tuple[SharedTier, ...]] = {}
         self.digests = Digests("" if self.settings.disable else usable, readonly)
         self._ptodsl = Ptodsl(self.settings, self.digests)
         self._summary = Summary() if self.settings.summary else None
+        self._requests = RequestLog(self.settings.request_log) if self.settings.request_log else None
 
     def __reduce__(self) -> tuple[type[CompileCache], tuple[Settings]]:
         """A process that is started with a copy has a cache of its own, with the same settings."""
@@ -153,8 +156,13 @@ class CompileCache:
 
     def close(self) -> None:
         """Send and write what is still to be, and close the index. A cache that is used again opens what it needs."""
-        for shared in self._lazy_shared.values():
-            shared.uploads.flush()
+        tiers = self._lazy_shared.get("", ())
+        if tiers:
+            from ptocache.store.shared import FLUSH_SECONDS
+
+            deadline = time.monotonic() + FLUSH_SECONDS  # for all of them
+            for tier in tiers:
+                tier.uploads.finish(deadline)
         self.counters.flush()
         self.local.close()
 
@@ -162,14 +170,23 @@ class CompileCache:
         """What this host shares with others; it is loaded when it is first needed."""
         if not (self.settings.shared or self.place.moved_from):
             return ()
-        shared = self._lazy_shared.get("")
-        if shared is None:
+        tiers = self._lazy_shared.get("")
+        if tiers is None:
             from ptocache.store.shared import make_shared_tiers
 
             # Two threads may make them: one's are kept.
             made = make_shared_tiers(self._asked_for, self.place, self.counters)
-            shared = self._lazy_shared.setdefault("", made)
-        return shared.tiers
+            tiers = self._lazy_shared.setdefault("", made)
+        return tiers
+
+    def stamp(self) -> Stamp:
+        """The identity of the toolchain that would compile a PTODSL source now.
+
+        Raises:
+            ToolNotFoundError: there is none.
+            ToolError: a tool does not answer.
+        """
+        return self._ptodsl.identify().stamp
 
     def require_directory(self) -> None:
         """See that the cache directory is used; raises `RefusedDirectoryError` with the reason where it is not."""
@@ -215,6 +232,27 @@ class CompileCache:
             flags = os.environ.get("PTO_FLAGS", "")
         return self.job(make_request(source, arch, flags), self._ptodsl.recipe, verbose, start)
 
+    def lower(self, job: Job) -> str:
+        """Lower a source to MLIR, and go no further.
+
+        Returns:
+            The text that ptoas is given, without its locations where they make no difference.
+
+        Raises:
+            ToolError: the frontend failed; the message has all that it printed.
+        """
+        with self._stages(job) as stages:
+            return stages.lower() or ""
+
+    def shell_lines(self, job: Job, source_path: str) -> list[str]:
+        """The commands that compile a source, one a tool, as a shell takes them.
+
+        Args:
+            job: the source.
+            source_path: a file that has it.
+        """
+        return self._ptodsl.shell_lines(job.request, source_path)
+
     def job(self, request: CompileRequest, recipe: Recipe, verbose: bool = False, start: float | None = None) -> Job:
         """Find the key of a request.
 
@@ -239,11 +277,15 @@ class CompileCache:
         result = self._answer(job)
         if self._summary is not None:
             self._summary.add(result)
+        if self._requests is not None:
+            self._requests.add(result, job.recipe.kind)
         if informing():
             get_logger(__name__).info("%s", result)
         return result
 
     def _answer(self, job: Job) -> CompileResult:
+        for tier in self._lazy_shared.get("", ()):
+            tier.begin_request()
         if self.settings.disable:
             with self._stages(job) as stages:
                 stages.lower()
@@ -278,8 +320,7 @@ class CompileCache:
         return self._hit(job, found.entry, found.origin, "source", saved=found.entry.action.seconds)
 
     def _hit(self, job: Job, entry: Entry, origin: str, via: str, saved: float) -> CompileResult:
-        self.counters.add(f"hits.{origin}")
-        self.counters.add("seconds_saved", max(saved, 0.0))
+        self.counters.hit("hits.pto" if via == "pto" else f"hits.{origin}", job.key.name, max(saved, 0.0))
         return job.result(entry, origin, via)
 
     def _compile_once(self, job: Job) -> CompileResult:
@@ -311,7 +352,7 @@ class CompileCache:
 
     def _compile_once_in_fleet(self, job: Job) -> CompileResult:
         """Compile under the fleet's lease on the key, if there is one, unless another host did meanwhile."""
-        tier = next((tier for tier in self.shared_tiers() if tier.has_leases), None)
+        tier = next((tier for tier in self.shared_tiers() if tier.has_leases and tier.reading.is_well()), None)
         if tier is None:
             return self._compile(job)
         from ptocache.lease import fleet_lease
@@ -320,10 +361,7 @@ class CompileCache:
             found = self._look_up(job)
             if found is not None:
                 return found
-            result = self._compile(job)
-            # Whoever has the lease next is to find it.
-            self._lazy_shared[""].uploads.flush(self.settings.shared_timeout)
-            return result
+            return self._compile(job)
 
     def _compile(self, job: Job) -> CompileResult:
         """Run the pipeline; where the lowered text is known, without its two expensive stages."""
@@ -353,9 +391,7 @@ class CompileCache:
             self._keep(job, stages, entry, inputs)
             return self._hit(job, entry, origin, "pto", saved=saved)
         self._keep(job, stages, entry, inputs, pto_key)
-        self.counters.add("misses")
-        self.counters.add("compiles")
-        self.counters.add("seconds_compiling", entry.action.seconds)
+        self.counters.compiled(job.key.name, entry.action.seconds)
         return job.result(entry, "compiled", None)
 
     def _keep(self, job: Job, stages: Stages, entry: Entry, inputs: Inputs | None, pto_key: Key | None = None) -> None:
@@ -527,6 +563,6 @@ def compile(  # noqa: A001 - ptocache.compile is its name
     The cache is the one that the settings name. See `CompileCache.compile` for the arguments and the errors.
 
     Returns:
-        The device binary: an ELF file that the Ascend runtime loads.
+        The device binary, an ELF file that the Ascend runtime loads.
     """
     return default_cache().compile(source, arch, flags, verbose).aibin

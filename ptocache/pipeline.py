@@ -31,7 +31,7 @@ from ptocache.mlir import text_for_key
 from ptocache.process import Completed, run_tool
 from ptocache.ptodsl_compile import FRONTEND_UNAVAILABLE, LOWERING_FAILED, SOURCE_NOT_IMPORTED
 from ptocache.request import CompileRequest, check_source
-from ptocache.source import Kernel
+from ptocache.source import Kernel, find_kernels
 from ptocache.stamp import Stamp, make_stamp
 from ptocache.tools import Toolchain, python_path
 
@@ -116,7 +116,7 @@ def lower(
         open(source_path, "w", encoding="utf-8", newline="") as file,
     ):
         file.write(source)
-    command = [sys.executable, _SCRIPT, source_path, json.dumps(names), out]
+    command = frontend_command(source_path, names, out)
     if report is not None:
         command.append(os.path.abspath(report))
     completed = run._replace(environ=_frontend_environ(run.environ)).tool("frontend", command, out)
@@ -129,15 +129,57 @@ def lower(
 def assemble(run: Run, ptoas: str, pto_path: str, out: str, arch: str, flags: Sequence[str]) -> None:
     """Assemble MLIR text into a device fat object; raises `ToolError`."""
     out = os.path.abspath(out)
-    command = [ptoas, f"--pto-arch={arch}", *flags, os.path.abspath(pto_path), "-o", out]
+    command = ptoas_command(ptoas, os.path.abspath(pto_path), out, arch, flags)
     _check_output("ptoas", command, run.tool("ptoas", command, out), out)
 
 
 def link(run: Run, bisheng: str, fatobj_path: str, out: str) -> None:
     """Link a fat object alone into a shared image that carries the device binary; raises `ToolError`."""
     out = os.path.abspath(out)
-    command = [bisheng, *BISHENG_FATOBJ_LINK_FLAGS, os.path.abspath(fatobj_path), "-o", out]
+    command = bisheng_command(bisheng, os.path.abspath(fatobj_path), out)
     _check_output("bisheng", command, run.tool("bisheng", command, out), out)
+
+
+def frontend_command(source_path: str, kernel_names: Sequence[str], out: str) -> list[str]:
+    """The command that lowers."""
+    return [sys.executable, _SCRIPT, source_path, json.dumps(list(kernel_names)), out]
+
+
+def ptoas_command(ptoas: str, pto_path: str, out: str, arch: str, flags: Sequence[str]) -> list[str]:
+    """The command that assembles."""
+    return [ptoas, f"--pto-arch={arch}", *flags, pto_path, "-o", out]
+
+
+def bisheng_command(bisheng: str, fatobj_path: str, out: str) -> list[str]:
+    """The command that links."""
+    return [bisheng, *BISHENG_FATOBJ_LINK_FLAGS, fatobj_path, "-o", out]
+
+
+def shell_lines(tools: Toolchain, request: CompileRequest, source_path: str) -> list[str]:
+    """The commands that compile a source file, as a shell takes them: each reads what the one before has written.
+
+    Args:
+        tools: where the tools are.
+        request: what to compile, in its canonical form.
+        source_path: the file with its source.
+
+    Returns:
+        One line a tool. The last one writes the image that carries the device binary.
+
+    Raises:
+        SourceError: the source has no kernel.
+    """
+    names = [kernel.name for kernel in find_kernels(request.source)]
+    stem = os.path.splitext(os.path.basename(source_path))[0]
+    pto, fatobj, image = f"{stem}.pto", f"{stem}.fatobj.o", f"lib_{stem}.so"
+    environ = _frontend_environ(tools.environ)
+    given = [f"{name}={environ[name]}" for name in ("PYTHONPATH", "PYTHONHASHSEED", "PYTHONUTF8")]
+    commands = [
+        ["env", *given, *frontend_command(os.path.abspath(source_path), names, os.path.abspath(pto))],
+        ptoas_command(tools.ptoas, pto, fatobj, request.arch, request.flags),
+        bisheng_command(tools.bisheng, fatobj, image),
+    ]
+    return [shlex.join(command) for command in commands]
 
 
 def extract(image_path: str, kernels: Sequence[Kernel]) -> bytes:

@@ -42,6 +42,12 @@ class Ptodsl:
         """The toolchain's identity."""
         return self._known().identity
 
+    def shell_lines(self, request: CompileRequest, source_path: str) -> list[str]:
+        """The commands that compile a source file, as a shell takes them."""
+        from ptocache.pipeline import shell_lines
+
+        return shell_lines(self._known().tools, request, source_path)
+
     def start(self, request: CompileRequest, work: str, verbose: bool) -> Stages:
         """Begin a compilation."""
         from ptocache.pipeline import Run, Stages  # only a miss needs it

@@ -55,6 +55,7 @@ class Settings(NamedTuple):
     keep_temps: bool
     log: str
     summary: bool
+    request_log: str
     shared: tuple[EngineUrl, ...]
     shared_timeout: float
     lease_seconds: float
@@ -82,31 +83,71 @@ class Settings(NamedTuple):
             SettingsError: a value cannot be used; the message names where it came from.
         """
         environ = os.environ if environ is None else environ
-        unknown = sorted(set(overrides) - set(cls._fields))
-        if unknown:
-            raise SettingsError(f"unknown setting {unknown[0]!r}: known are {', '.join(cls._fields)}")
-        path = config_path(environ)
-        configured = _read_config(path) if path else {}
-        values: dict[str, Any] = {}
-        for setting in SETTINGS:
-            if setting.field in overrides:
-                value, where = overrides[setting.field], f"{setting.field}="
-            elif environ.get(setting.variable):
-                value, where = environ[setting.variable], setting.variable
-            elif setting.field in configured:
-                value, where = configured[setting.field], f"{setting.field} in {path}"
-            else:
-                value, where = setting.default, "the default"
-            try:
-                is_key = isinstance(value, Keys)
-                values[setting.field] = value if is_key else setting.parse(_as_text(value, setting))
-            except ValueError as error:
-                raise SettingsError(f"{where}: {error}") from None
+        values = {found.setting.field: found.value for found in in_force(environ, **overrides)}
         if not values["dir"]:
             values["dir"] = default_directory(environ)
         if values["lock_timeout"] is None:
             values["lock_timeout"] = values["compile_timeout"]
         return cls(**values)
+
+
+class InForce(NamedTuple):
+    """A setting as it is in force.
+
+    Attributes:
+        setting: which.
+        value: its value.
+        text: the same as text; what is secret is not shown.
+        where: where it comes from: an environment variable, a line of the configuration file, or the default.
+    """
+
+    setting: Setting
+    value: Any
+    text: str
+    where: str
+
+
+def in_force(environ: Mapping[str, str], **overrides: object) -> list[InForce]:
+    """All settings, and where each comes from.
+
+    Args:
+        environ: the environment to read.
+        **overrides: fields that are set here and not looked up.
+
+    Raises:
+        SettingsError: a value cannot be used; the message names where it came from.
+    """
+    unknown = sorted(set(overrides) - {setting.field for setting in SETTINGS})
+    if unknown:
+        raise SettingsError(f"unknown setting {unknown[0]!r}: known are {', '.join(Settings._fields)}")
+    path = config_path(environ)
+    configured = _read_config(path) if path else {}
+    found = []
+    for setting in SETTINGS:
+        if setting.field in overrides:
+            given, where = overrides[setting.field], f"{setting.field}="
+        elif environ.get(setting.variable):
+            given, where = environ[setting.variable], setting.variable
+        elif setting.field in configured:
+            given, where = configured[setting.field], f"{setting.field} in {path}"
+        else:
+            given, where = setting.default, "the default"
+        try:
+            text = "" if isinstance(given, Keys) else _as_text(given, setting)
+            value = given if isinstance(given, Keys) else setting.parse(text)
+        except ValueError as error:
+            raise SettingsError(f"{where}: {error}") from None
+        found.append(InForce(setting, value, _shown(value, text), where))
+    return found
+
+
+def _shown(value: object, text: str) -> str:
+    """A setting's text without what is secret in it."""
+    if isinstance(value, Keys):
+        return repr(value) if value else ""
+    if isinstance(value, tuple):
+        return " ".join(map(str, value))
+    return text
 
 
 class Keys(tuple[bytes, ...]):
@@ -148,9 +189,11 @@ def _as_text(value: object, setting: Setting) -> str:
         return os.fsdecode(value)
     if isinstance(value, str | int | float):
         return str(value)
-    if isinstance(value, tuple) and setting.field == "shared":
-        return " ".join(f"{url.url}{'#readonly' if url.readonly else ''}" for url in value)
-    raise ValueError(f"expected text or a number, found {value!r}")
+    if isinstance(value, tuple | list) and setting.field in {"shared", "signing_key"}:
+        words = [word if isinstance(word, str) else getattr(word, "text", None) for word in value]
+        if all(isinstance(word, str) for word in words):
+            return " ".join(map(str, words))
+    raise ValueError(f"expected text or a number, found a value of the type {type(value).__name__}")
 
 
 def parse_bool(text: str) -> bool:
@@ -237,9 +280,9 @@ def _parse_optional_seconds(text: str) -> float | None:
     return parse_seconds(text) if text else None
 
 
-def _parse_directory(text: str) -> str:
+def _parse_path(text: str) -> str:
     if "\0" in text:
-        raise ValueError(f"expected a directory, found {text!r}")
+        raise ValueError(f"expected a path, found {text!r}")
     try:
         return os.path.abspath(os.path.expanduser(text)) if text else ""
     except FileNotFoundError:
@@ -262,6 +305,8 @@ def parse_keys(text: str) -> Keys:
             f"expected keys of at least {_SHORTEST_KEY} characters, such as `openssl rand -hex 32` prints; "
             "one is shorter"
         )
+    if text and not keys:  # a variable that was put together of nothing must not turn signing off
+        raise ValueError("expected a key, found only white space")
     return Keys(key.encode("utf-8", "surrogateescape") for key in keys)
 
 
@@ -269,10 +314,16 @@ def _parse_key_file(text: str) -> Keys:
     if not text:
         return Keys()
     try:
-        with open(os.path.expanduser(text), encoding="utf-8") as file:
-            keys = parse_keys(file.read(_LARGEST_KEY_FILE))
+        with open(os.path.expanduser(text), encoding="utf-8-sig") as file:
+            content = file.read(_LARGEST_KEY_FILE + 1)
+        if len(content) > _LARGEST_KEY_FILE:
+            raise ValueError(f"the file {text!r} is too large for one with keys")
+        keys = parse_keys(content) if content.strip() else Keys()
     except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"the file {text!r} cannot be read: {error}") from None
+        # Who mistakes this setting for the other one has put the key itself there.
+        name = repr(text) if os.sep in text else "that it names"
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise ValueError(f"the file {name} cannot be read: {reason}") from None
     if not keys:
         raise ValueError(f"there is no key in the file {text!r}")
     return keys
@@ -293,7 +344,7 @@ SETTINGS: tuple[Setting, ...] = (
     Setting(
         "dir",
         "",
-        _parse_directory,
+        _parse_path,
         "Where the cache lives. Default: `ptocache` in the user's cache directory, `$XDG_CACHE_HOME` or `~/.cache`.",
     ),
     Setting(
@@ -384,6 +435,13 @@ SETTINGS: tuple[Setting, ...] = (
         "0",
         parse_bool,
         "`1`: when the process ends, log how many kernels it asked for, where they came from, and the time saved.",
+    ),
+    Setting(
+        "request_log",
+        "",
+        _parse_path,
+        "A file to which each process adds what it asked for, each source once, for `ptocache warm --from-log`. It has "
+        "the sources. Empty: none.",
     ),
     Setting(
         "shared",

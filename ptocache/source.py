@@ -63,6 +63,21 @@ def find_kernels(source: str) -> list[Kernel]:
     return kernels
 
 
+def has_kernel(source: str) -> bool:
+    """Whether a module defines a kernel at all, be it with a fault that `find_kernels` would refuse."""
+    try:
+        statements = _parse(source).body
+    except SourceError:
+        return False
+    reader = _Reader()
+    try:
+        for statement in statements:
+            reader.read(statement)
+    except SourceError:  # a kernel's name stands for something else too
+        return True
+    return bool(reader.kernels)
+
+
 def _parse(source: str) -> ast.Module:
     if not isinstance(source, str):
         raise SourceError(f"expected the PTODSL source as text, found {type(source).__name__}")

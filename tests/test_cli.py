@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import pty
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from conftest import EXAMPLES, KERNEL, ToolLog, run_ptocache
 from test_concurrency import until
 
 import ptocache
+from ptocache.aibin import extract_aicore_binary
 
 
 @pytest.fixture
@@ -164,7 +166,7 @@ class TestCompile:
         assert_one_line(result.stderr)
         assert "PTOCACHE_SIZE_LIMIT" in result.stderr
 
-    @pytest.mark.parametrize("out", ["no/such/place", "."])
+    @pytest.mark.parametrize("out", ["no/such/place", "kernel.py/x"])
     def test_an_output_that_cannot_be_written_is_named(self, source: Path, out: str) -> None:
         result = run_ptocache("compile", source, "--emulate", "-o", out)
         assert result.returncode == 2
@@ -254,7 +256,7 @@ class TestCompile:
 class TestStats:
     def test_the_numbers_of_an_unused_cache_are_zero(self, tmp_path: Path) -> None:
         numbers = facts("stats")
-        assert numbers["hits"] == {"memory": 0, "local": 0, "shared": 0}
+        assert numbers["hits"] == {"memory": 0, "local": 0, "shared": 0, "pto": 0}
         for name in ("entries", "requests", "misses", "compiles", "failures", "seconds_compiling", "seconds_saved"):
             assert numbers[name] == 0
         assert numbers["limit_bytes"] == 5 << 30
@@ -266,7 +268,7 @@ class TestStats:
         source.write_text(KERNEL + "  undefined_name\n")
         run_ptocache("compile", source, "--emulate")
         numbers = facts("stats")
-        assert numbers["hits"] == {"memory": 0, "local": 2, "shared": 0}
+        assert numbers["hits"] == {"memory": 0, "local": 2, "shared": 0, "pto": 0}
         assert [numbers[name] for name in ("requests", "misses", "compiles", "failures")] == [4, 2, 1, 1]
         assert numbers["entries"] == 1
         assert isinstance(numbers["bytes"], int)
@@ -274,7 +276,12 @@ class TestStats:
         assert isinstance(numbers["seconds_saved"], float)
         assert numbers["seconds_saved"] > 0
         page = run_ptocache("stats").stdout
-        for words in ("2 (50%)", "1 entry", "1 compiled, 1 failed"):
+        for words in (
+            "50%  2 of 4 requests",
+            "1 entry",
+            "compiled                           1",
+            "failed                             1",
+        ):
             assert words in page
 
 
@@ -334,3 +341,121 @@ class TestEmulator:
         assert result.returncode == 2
         assert_one_line(result.stderr)
         assert os.listdir() == ["kernel.py"]
+
+
+class TestSeveralSources:
+    def test_each_is_compiled_and_has_a_line(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.chdir(tmp_path)
+        for number in range(3):
+            Path(f"k{number}.py").write_text(KERNEL.replace("main_kernel", f"k{number}"))
+        result = run_ptocache("compile", "k0.py", "k1.py", "k2.py", "--emulate")
+        assert [line.partition(":")[0] for line in result.stdout.splitlines()] == ["k0.aibin", "k1.aibin", "k2.aibin"]
+        Path("out").mkdir()
+        result = run_ptocache("compile", "k0.py", "k1.py", "-o", "out", "--emulate", "--json")
+        lines = [json.loads(line) for line in result.stdout.splitlines()]
+        assert [(line["file"], line["output"], line["origin"]) for line in lines] == [
+            ("k0.py", "out/k0.aibin", "local"),
+            ("k1.py", "out/k1.aibin", "local"),
+        ]
+        assert Path("out/k1.aibin").read_bytes() == Path("k1.aibin").read_bytes()
+
+    def test_one_that_fails_keeps_no_other_from_being_compiled(self, source: Path) -> None:
+        Path("bad.py").write_text("def (\n")
+        result = run_ptocache("compile", "bad.py", source, "--emulate")
+        assert result.returncode == 1
+        assert result.stderr.startswith("ptocache: bad.py: ")
+        assert result.stderr.count("\n") == 1
+        assert result.stdout.startswith("kernel.aibin: ")
+
+    def test_an_output_that_cannot_be_written_keeps_no_other_from_being_compiled(self, source: Path) -> None:
+        Path("other.py").write_text(KERNEL)
+        Path("other.aibin").mkdir()
+        result = run_ptocache("compile", "other.py", source, "--emulate")
+        assert result.returncode == 1
+        assert result.stderr.startswith("ptocache: other.py: other.aibin: the device binary cannot be written")
+        assert result.stderr.count("\n") == 1
+        assert result.stdout.startswith("kernel.aibin: ")
+
+    @pytest.mark.parametrize(
+        ("arguments", "words"),
+        [
+            (["kernel.py", "missing.py"], "missing.py"),
+            (["kernel.py", "more/other.py", "-o", "nowhere/"], "there is no such directory"),
+            (["kernel.py", "more/kernel.py"], "both be written to"),
+            (["kernel.py", "kernel.py"], "both be written to"),
+            (["kernel.py", "more/other.py", "-o", "one.aibin"], "expected a directory"),
+            (["kernel.py", "more/other.py", "-o", "-"], "expected a directory"),
+            (["kernel.py", "-o", "kernel.py"], "over a source"),
+            (["kernel.py", "-o", "more/../kernel.py"], "over a source"),
+            (["-"], "standard input has no name"),
+            (["-", "-o", "more"], "standard input has no name"),
+            (["-", "--print-command"], "standard input has no name"),
+            (["kernel.py", "--print-pto", "--json"], "leave -o and --json out"),
+            (["kernel.py", "--print-pto", "--print-command"], "not allowed with"),
+        ],
+    )
+    def test_what_cannot_work_is_refused_before_anything_is_compiled(
+        self, source: Path, tmp_path: Path, arguments: list[str], words: str
+    ) -> None:
+        Path("more").mkdir()
+        for name in ("kernel.py", "other.py"):
+            (Path("more") / name).write_text(KERNEL)
+        result = run_ptocache("compile", *arguments, "--emulate", input="")
+        assert (result.returncode, result.stdout) == (2, "")
+        assert words in result.stderr
+        assert result.stderr.count("\n") == 1
+        assert not (tmp_path / "cache").exists()
+
+
+class TestStreams:
+    def test_a_source_comes_from_a_pipe_and_the_binary_goes_into_one(self, source: Path) -> None:
+        run_ptocache("compile", source, "--emulate")
+        command = [sys.executable, "-m", "ptocache", "compile", "-", "-o", "-", "--emulate"]
+        result = subprocess.run(command, input=KERNEL.encode(), capture_output=True, check=True)
+        assert result.stdout == Path("kernel.aibin").read_bytes()
+        assert result.stderr.startswith(b"-: ")
+        assert b"local hit" in result.stderr
+        assert not Path("-").exists()
+
+    def test_a_reader_that_goes_away_is_no_traceback(self, source: Path) -> None:
+        read, write = os.pipe()
+        os.close(read)
+        command = [sys.executable, "-m", "ptocache", "compile", source, "-o", "-", "--emulate"]
+        result = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, text=True, check=False)
+        os.close(write)
+        assert result.returncode == 1
+        assert "Traceback" not in result.stderr
+
+    def test_what_is_no_text_is_refused(self) -> None:
+        command = [sys.executable, "-m", "ptocache", "compile", "-", "-o", "x"]
+        result = subprocess.run(command, input=b"\xff", capture_output=True, check=False)
+        assert (result.returncode, result.stderr[:32]) == (2, b"ptocache: -: the source is not U")
+
+
+class TestBetween:
+    def test_the_lowered_text_is_printed_and_nothing_is_written(self, source: Path) -> None:
+        before = set(Path().iterdir())
+        result = run_ptocache("compile", source, "--print-pto", "--emulate")
+        assert result.returncode == 0
+        assert result.stdout.startswith("module attributes")
+        assert "@main_kernel" in result.stdout
+        assert {path.name for path in set(Path().iterdir()) - before} <= {"cache"}
+
+    def test_the_commands_that_are_printed_make_the_same_binary(self, source: Path, tmp_path: Path) -> None:
+        run_ptocache("compile", source, "--emulate", "--arch", "a3", "--flag=--x=a b")
+        result = run_ptocache("compile", source, "--emulate", "--arch", "a3", "--flag=--x=a b", "--print-command")
+        assert result.stdout.count("\n") == 3
+        work = tmp_path / "by hand"
+        work.mkdir()
+        lines = run_ptocache(
+            "compile", source.resolve(), "--emulate", "--arch", "a3", "--flag=--x=a b", "--print-command", cwd=work
+        ).stdout
+        subprocess.run(["sh", "-e"], input=lines, text=True, cwd=work, check=True)
+        assert extract_aicore_binary(work / "lib_kernel.so") == Path("kernel.aibin").read_bytes()
+
+    def test_the_files_between_are_kept_and_said_where(self, source: Path) -> None:
+        result = run_ptocache("compile", source, "--emulate", "--keep-temps")
+        work = Path(result.stderr.strip().rpartition(" ")[2])
+        assert {"kernel.pto", "kernel.fatobj.o", "lib_kernel.so"} <= {path.name for path in work.iterdir()}
+        shutil.rmtree(work)
+        assert "a hit" in run_ptocache("compile", source, "--emulate", "--keep-temps").stderr

@@ -22,6 +22,11 @@ from ptocache.store import index as index_module
 QUESTIONS = ["directory", "permissions", "locks", "index", "space"]
 
 
+@pytest.fixture(autouse=True)
+def tools(toolchain: Path) -> None:
+    """Tools that are well; what is wrong is the directory."""
+
+
 @pytest.fixture
 def directory(tmp_path: Path) -> Path:
     """The cache directory that the settings name; it is still to be made."""
@@ -65,13 +70,14 @@ def examine(*, privileged: bool = True) -> tuple[int, dict[str, tuple[str, str]]
         assert list(finding) == ["name", "state", "text"]
         assert finding["state"] in {"ok", "warning", "error"}
         assert finding["text"]
-    names = [finding["name"] for finding in report["findings"]]
+    assert (status == 0) is ("error" not in {finding["state"] for finding in report["findings"]})
+    about_directory = [finding for finding in report["findings"] if finding["name"] in QUESTIONS]
+    names = [finding["name"] for finding in about_directory]
     assert names == QUESTIONS[: len(names)]
-    states = [finding["state"] for finding in report["findings"]]
+    states = [finding["state"] for finding in about_directory]
     assert "error" not in states[:-1]
-    assert (status == 0) is (states[-1] != "error")
     assert status or names == QUESTIONS
-    return status, {finding["name"]: (finding["state"], finding["text"]) for finding in report["findings"]}
+    return status, {finding["name"]: (finding["state"], finding["text"]) for finding in about_directory}
 
 
 def states(findings: dict[str, tuple[str, str]]) -> list[str]:
@@ -107,7 +113,8 @@ def test_people_read_a_line_for_each_question_with_the_state_first(cache: Path) 
     result = run_ptocache("doctor")
     assert (result.returncode, result.stderr) == (0, "")
     lines = result.stdout.splitlines()
-    assert [line.split()[:2] for line in lines] == [["ok", name] for name in QUESTIONS]
+    assert [line.split()[:2] for line in lines[:5]] == [["ok", name] for name in QUESTIONS]
+    assert {line.split()[0] for line in lines} == {"ok"}
     assert "\x1b" not in result.stdout
     as_json = json.loads(run_ptocache("doctor", "--json").stdout)
     assert [line.split(maxsplit=2)[2] for line in lines[:2]] == [item["text"] for item in as_json["findings"][:2]]
@@ -191,7 +198,7 @@ def test_a_directory_that_is_refused_is_an_error_and_is_not_looked_into(cache: P
     assert f"chmod go-w {cache}" in findings["directory"][1]
     result = run_ptocache("doctor")
     assert result.returncode == 1
-    assert [line.split()[:2] for line in result.stdout.splitlines()] == [["error", "directory"]]
+    assert [line.split()[1] for line in result.stdout.splitlines() if line.startswith("error")] == ["directory"]
 
 
 @needs_root
@@ -356,3 +363,98 @@ def test_an_index_that_somebody_has_locked_is_waited_for_a_bounded_time(
     assert status == (1 if findings["index"][0] == "error" else 0)
     assert findings["index"][0] == "ok" or "locked" in findings["index"][1]
     assert examine()[0] == 0
+
+
+# The tools, the settings and TileLang.
+
+
+def others() -> tuple[int, list[dict[str, str]]]:
+    """The exit status, and the findings that are not about the directory."""
+    result = run_ptocache("doctor", "--json")
+    return result.returncode, [
+        finding for finding in json.loads(result.stdout)["findings"] if finding["name"] not in QUESTIONS
+    ]
+
+
+def texts(findings: list[dict[str, str]], name: str) -> list[str]:
+    return [finding["text"] for finding in findings if finding["name"] == name]
+
+
+def test_the_tools_are_named_and_what_of_them_is_in_a_key(toolchain: Path) -> None:
+    status, findings = others()
+    assert status == 0
+    (tools,) = texts(findings, "tools")
+    for name in ("ptoas", "bisheng", "ptodsl"):
+        assert f"{name} {toolchain}" in tools
+    stamp = texts(findings, "stamp")
+    with CompileCache() as cache:
+        assert stamp[0] == cache.stamp().name
+    assert any(text.startswith("ptoas --version: ptoas 0.") for text in stamp)
+    assert any(text.startswith("cann: package_name=Ascend-cann-toolkit, version=") for text in stamp)
+
+
+def test_missing_tools_are_an_error_that_says_how_to_get_each(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in ("PTOAS_BIN", "ASCEND_HOME_PATH", "PYTHONPATH"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
+    status, findings = others()
+    assert status == 1
+    (tools,) = texts(findings, "tools")
+    for words in ("ptoas: looked for", "set PTOAS_BIN", "bisheng: looked for", "install CANN", "--emulate"):
+        assert words in tools
+    assert not texts(findings, "stamp")
+
+
+def test_a_tool_that_does_not_answer_is_an_error(
+    toolchain: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken = tmp_path / "bin"
+    broken.mkdir()
+    (broken / "ptoas").mkdir()
+    monkeypatch.setenv("PTOAS_BIN", str(broken / "ptoas"))
+    status, findings = others()
+    assert status == 1
+    assert any(finding["state"] == "error" and "ptoas" in finding["text"] for finding in findings)
+
+
+def test_emulated_tools_are_called_what_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    result = run_ptocache("doctor", "--emulate", "--json")
+    assert result.returncode == 0
+    findings = json.loads(result.stdout)["findings"]
+    assert texts(findings, "tools")[0].startswith("emulated: what they make runs on no NPU; CANN ")
+    assert texts(findings, "stamp")[0].startswith("emulated-")
+
+
+def test_settings_that_are_no_defaults_are_shown_with_where_they_come_from(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    config = tmp_path / "config" / "ptocache" / "config.toml"
+    config.parent.mkdir(parents=True)
+    config.write_text('failure_ttl = "5m"\n')
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.setenv("PTOCACHE_SIZE_LIMIT", "1GiB")
+    monkeypatch.setenv("PTOCACHE_SIGNING_KEY", "a-secret-of-enough-letters")
+    _, findings = others()
+    found = texts(findings, "settings")
+    assert "PTOCACHE_SIZE_LIMIT is 1GiB (from the environment)" in found
+    assert f"PTOCACHE_FAILURE_TTL is 5m (from failure_ttl in {config})" in found
+    assert "PTOCACHE_SIGNING_KEY is <1 secret> (from the environment)" in found
+    assert "a-secret" not in json.dumps(findings)
+
+
+def test_a_cache_that_is_turned_off_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PTOCACHE_DISABLE", "1")
+    status, findings = others()
+    assert status == 1
+    assert any(finding["state"] == "error" and "PTOCACHE_DISABLE" in finding["text"] for finding in findings)
+
+
+def test_it_says_whether_tilelang_is_there(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "tilelang-9.9.dist-info").mkdir()
+    (tmp_path / "tilelang-9.9.dist-info" / "METADATA").write_text(
+        "Metadata-Version: 2.1\nName: tilelang\nVersion: 9.9\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{os.environ['PYTHONPATH']}")
+    assert texts(others()[1], "tilelang")[0].startswith("TileLang 9.9; call ptocache.install(), or use")
+    monkeypatch.setenv("PTOCACHE_INSTALL", "1")
+    assert texts(others()[1], "tilelang") == ["TileLang 9.9; PTOCACHE_INSTALL is set: ptocache is below it"]

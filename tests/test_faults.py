@@ -275,6 +275,7 @@ class Flipped:
             error = ToolError("refused", tool="ptoas", command=["ptoas"], returncode=1, stderr=name)
             Failures(tier.layout, 3600).put(key(f"failed {name}"), error, b"")
             counters.add("misses")
+            counters.hit("hits.local", key(name).name, 1.0)
         counters.flush()
         digests = Digests(str(built))
         digests.of(str(self.tool))

@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import run_ptocache
 
+from ptocache.cli import COMMANDS
 from ptocache.settings import SETTINGS
 
 ROOT = Path(__file__).parent.parent
@@ -39,7 +39,7 @@ def test_its_python_runs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_every_command_is_in_it() -> None:
-    for name in re.findall(r"^  (\w+) ", run_ptocache("--help").stdout, re.MULTILINE):
+    for name in COMMANDS:
         assert f"`ptocache {name}" in README
 
 

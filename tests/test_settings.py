@@ -67,6 +67,7 @@ def test_with_nothing_said_every_setting_has_its_default(environ: dict[str, str]
         verify=False,
         failure_ttl=600.0,
         keep_temps=False,
+        request_log="",
         log="",
         summary=False,
         shared=(),
@@ -89,6 +90,7 @@ VALUES: list[tuple[str, str, Any, str, Any, object, Any]] = [
     ("readonly", "true", True, "off", False, "yes", True),
     ("lock_timeout", "1.5", 1.5, "2m", 120.0, 3, 3.0),
     ("compile_timeout", '"1h"', 3600.0, "5", 5.0, 0.25, 0.25),
+    ("request_log", '"/a"', "/a", "/b", "/b", Path("/c"), "/c"),
     ("toolchain", '"emulated"', "emulated", " Emulated ", "emulated", "", ""),
     ("recompile", "true", True, "0", False, "on", True),
     ("verify", "true", True, "0", False, "on", True),
@@ -140,6 +142,24 @@ def test_an_argument_wins_over_the_environment_and_that_over_the_file(
 def test_every_setting_is_tried_above():
     tried = {row[0] for row in VALUES} | {"signing_key_file"}
     assert tried == set(Settings._fields) == {setting.field for setting in SETTINGS}
+
+
+@pytest.mark.parametrize("text", [" ", "\n", " \t "])
+def test_a_key_of_nothing_is_refused(environ: dict[str, str], text: str):
+    """Two variables that are not set, with a space between them, must not turn signing off."""
+    environ["PTOCACHE_SIGNING_KEY"] = text
+    with pytest.raises(SettingsError, match="only white space"):
+        Settings.load(environ)
+
+
+def test_a_key_file_may_begin_with_a_byte_order_mark_and_may_not_be_huge(environ: dict[str, str], tmp_path: Path):
+    file = tmp_path / "keys"
+    environ["PTOCACHE_SIGNING_KEY_FILE"] = str(file)
+    file.write_text("\ufeff" + "a" * 20, encoding="utf-8")
+    assert Settings.load(environ).signing_keys == (b"a" * 20,)
+    file.write_text("\n".join(["a" * 70] * 1000))
+    with pytest.raises(SettingsError, match="too large"):
+        Settings.load(environ)
 
 
 def test_keys_come_from_a_file_too_and_are_not_shown(environ: dict[str, str], tmp_path: Path):
@@ -368,7 +388,7 @@ def test_any_text_is_a_value_in_range_or_refused_with_what_was_found(text: str):
 
 
 REFUSED = [
-    ("dir", "a\0b", "a directory"),
+    ("dir", "a\0b", "a path"),
     ("size_limit", "lots", "a size such as 5GiB"),
     ("max_age", "old", "a time of up to 36500d"),
     ("umask", "rwx", "what others may not do"),
@@ -400,8 +420,27 @@ def test_a_refusal_names_the_variable_or_the_file_or_the_argument(
 @pytest.mark.parametrize("value", ['["/a"]', "{a = 1}", "2026-01-01", "[]"])
 @pytest.mark.parametrize("field", Settings._fields)
 def test_a_value_of_another_kind_in_the_file_is_refused(environ: dict[str, str], field: str, value: str):
+    if field in {"shared", "signing_key"} and value.startswith("["):
+        value = "[1]"  # texts in a list are what they are
     path = configure(environ, f"{field} = {value}\n")
-    assert refused(environ).startswith(f"{field} in {path}: expected text or a number, found ")
+    assert refused(environ).startswith(f"{field} in {path}: expected text or a number, found a value of the type ")
+
+
+def test_several_keys_and_engines_may_be_a_list(environ: dict[str, str]):
+    configure(environ, f'signing_key = ["{"a" * 20}", "{"b" * 20}"]\nshared = ["file:///a", "file:///b#readonly"]\n')
+    settings = Settings.load(environ)
+    assert settings.signing_keys == (b"a" * 20, b"b" * 20)
+    assert [(url.url, url.readonly) for url in settings.shared] == [("file:///a", False), ("file:///b", True)]
+    assert Settings.load(environ, shared=settings.shared) == settings
+
+
+@pytest.mark.parametrize("field", ["shared", "signing_key"])
+@pytest.mark.parametrize("value", [["hunter2", 1], b"hunter2", {"hunter2": 1}])
+def test_what_cannot_be_used_is_not_shown_where_it_is_a_secret(
+    environ: dict[str, str], tmp_path: Path, field: str, value: object
+):
+    assert "hunter2" not in refused(environ, **{field: value})
+    assert "hunter2" not in refused({**environ, "PTOCACHE_SIGNING_KEY_FILE": "hunter2-and-more-letters"})
 
 
 @pytest.mark.parametrize("value", [None, b"/a", ["/a"], object])

@@ -167,7 +167,7 @@ class Host:
     def sent(self) -> Host:
         """Wait until all is stored that is to be."""
         self.cache.close()
-        assert all(shared.uploads.flush(WAIT) for shared in self.cache._lazy_shared.values())
+        assert all(tier.uploads.flush(WAIT) for tier in self.cache.shared_tiers())
         return self
 
     @property
@@ -1083,7 +1083,7 @@ def test_a_child_sends_what_is_its_own_and_nothing_of_its_parents(hosts: Hosts, 
     parent = hosts("parent")
     parent.compile("first")
     parent.sent()
-    queue = parent.cache._lazy_shared[""].uploads
+    queue = parent.cache._lazy_shared[""][0].uploads
     released = threading.Event()
     try:
         assert queue.add(lambda: released.wait(WAIT), 1)
@@ -1263,8 +1263,8 @@ def test_the_end_of_a_process_waits_for_so_long_and_says_what_was_not_sent(caplo
         for _ in range(3):
             assert queue.add(hang, 1)
         assert begun.wait(WAIT)
-        queue._end()
-        assert "3 kernels were not sent" in caplog.text
+        queue.finish()
+        assert "3 objects not sent" in caplog.text
         assert not queue.flush(0)
     finally:
         released.set()
@@ -1277,7 +1277,7 @@ def test_what_waits_is_bounded_and_what_comes_then_is_counted(hosts: Hosts, monk
     host.compile("first")
     host.sent()
     released = threading.Event()
-    queue = host.cache._lazy_shared[""].uploads
+    queue = host.cache._lazy_shared[""][0].uploads
     try:
         assert queue.add(lambda: released.wait(WAIT), 1)
         until(lambda: queue._is_sending and not queue._waiting)

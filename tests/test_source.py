@@ -11,7 +11,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from ptocache.errors import SourceError
-from ptocache.source import Kernel, find_kernels
+from ptocache.source import Kernel, find_kernels, has_kernel
 
 VECTOR_ADD = '''\
 from ptodsl import pto
@@ -284,6 +284,22 @@ def test_a_kernel_that_takes_over_a_name_is_refused(first: str):
 )
 def test_a_kernel_may_be_wrapped_and_used(after: str):
     assert find_kernels(f"{K}{after}\n") == [Kernel("k", "k", 3)]
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        (K, True),
+        (f"{K}{K}", True),
+        (f"{K}k = 1\n", True),
+        ("from ptodsl import pto\n@pto.jit(entry=False)\ndef helper(): ...\n", False),
+        ("from ptodsl import pto\n", False),
+        (f"{K}def (", False),
+        ("", False),
+    ],
+)
+def test_a_kernel_with_a_fault_is_a_kernel(source: str, expected: bool):
+    assert has_kernel(source) is expected
 
 
 def test_helpers_may_be_defined_again():

@@ -20,9 +20,9 @@ from conftest import numbered_kernel, run_ptocache
 
 from ptocache import CompileCache
 from ptocache.request import Key
+from ptocache.store.catalog import Selection
 from ptocache.store.entry import make_entry
 from ptocache.store.objects import Signer, encode_object
-from ptocache.store.transfer import Selection
 
 SECRET = "s" * 32
 
@@ -101,8 +101,8 @@ class TestPushAndPull:
     def test_an_old_one_is_not_newer(self, filled: CompileCache) -> None:
         (action, *_) = (action for _, action in filled.local.all_actions())
         old = action._replace(created=action.created - 7200)
-        assert Selection(age=3600).matches(action)
-        assert not Selection(age=3600).matches(old)
+        assert Selection(newer_than=3600).matches(action)
+        assert not Selection(newer_than=3600).matches(old)
 
     def test_what_is_damaged_on_the_engine_is_not_used_and_said(
         self, filled: CompileCache, share: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -133,7 +133,7 @@ class TestPushAndPull:
             ("push", {}, "set PTOCACHE_SHARED"),
             ("pull", {}, "set PTOCACHE_SHARED"),
             ("push", {"PTOCACHE_SHARED": "file:///x#readonly"}, "not #readonly"),
-            ("push", {"PTOCACHE_SHARED": "file:///x", "PTOCACHE_READONLY": "1"}, "not #readonly"),
+            ("push", {"PTOCACHE_SHARED": "file:///x", "PTOCACHE_READONLY": "1"}, "PTOCACHE_READONLY"),
             ("pull", {"PTOCACHE_SHARED": "file:///x", "PTOCACHE_READONLY": "1"}, "PTOCACHE_READONLY"),
             ("prune --shared", {"PTOCACHE_SHARED": "file:///x"}, "--older-than"),
             ("prune --shared --size 1x", {"PTOCACHE_SHARED": "file:///x"}, "expected a size"),
@@ -152,8 +152,105 @@ class TestPushAndPull:
         assert said in result.stderr
         assert result.stderr.count("\n") == 1
 
+    def test_every_state_of_the_files_that_were_read_is_pulled(
+        self, toolchain: Path, share: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("PTOCACHE_SHARED", share)
+        monkeypatch.setenv("PYTHONPATH", f"{tmp_path / 'lib'}:{os.environ['PYTHONPATH']}")
+        (tmp_path / "lib").mkdir()
+        source = f"import sizes\n{numbered_kernel(0)}".replace("1024", "sizes.SIZE")
+        made = {}
+        for size in (512, 1024, 2048, 4096, 8192):
+            (tmp_path / "lib" / "sizes.py").write_text(f"SIZE = {size}\n")
+            at(tmp_path / f"host{size}", monkeypatch)
+            with CompileCache() as cache:
+                made[size] = cache.compile(source).aibin
+            facts("push")
+        assert len(set(made.values())) == 5
+        pulled = facts("pull")[share]  # into the last one's, which has one state already
+        assert (pulled["moved"] + pulled["present"], pulled["failed"]) == (10, 0)
+        at(tmp_path / "fresh", monkeypatch)
+        pulled = facts("pull")[share]
+        assert (pulled["moved"], pulled["present"]) == (10, 0)
+        assert facts("pull")[share]["present"] == 10
+        monkeypatch.delenv("PTOCACHE_SHARED")
+        for size, aibin in made.items():
+            (tmp_path / "lib" / "sizes.py").write_text(f"SIZE = {size}\n")
+            with CompileCache() as cache:
+                found = cache.compile(source)
+            assert (found.origin, found.aibin) == ("local", aibin)
+
+    def test_what_does_not_fit_was_not_received(
+        self, filled: CompileCache, share: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("PTOCACHE_SHARED", share)
+        facts("push")
+        at(tmp_path / "small", monkeypatch)
+        monkeypatch.setenv("PTOCACHE_SIZE_LIMIT", "20KB")
+        result = run_ptocache("pull", "--json")
+        assert result.returncode == 1
+        pulled = json.loads(result.stdout)[share]
+        assert (pulled["moved"], pulled["failed"]) == (0, 6)
+        assert "PTOCACHE_SIZE_LIMIT" in pulled["problem"]
+
+    def test_one_engine_that_fails_keeps_no_other_from_its_work(
+        self, filled: CompileCache, share: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        (tmp_path / "file").touch()
+        bad = f"file://{tmp_path}/file/x"
+        monkeypatch.setenv("PTOCACHE_SHARED", f"{bad} {share} {share}#readonly")
+        results = facts("push", status=1)
+        assert {label: found["moved"] for label, found in results.items()} == {bad: 0, share: 6}
+        at(tmp_path / "other", monkeypatch)
+        results = facts("pull")
+        assert {label: found["moved"] for label, found in results.items()} == {bad: 0, share: 6, f"{share} (2)": 0}
+        pruned = facts("prune", "--shared", "--size", "0")
+        assert pruned[share]["removed"] == 6
+
+    def test_a_new_signing_key_signs_what_the_old_one_had_signed(
+        self, filled: CompileCache, share: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("PTOCACHE_SHARED", share)
+        monkeypatch.setenv("PTOCACHE_SIGNING_KEY", SECRET)
+        facts("push")
+        monkeypatch.setenv("PTOCACHE_SIGNING_KEY", f"{SECRET[::-1]}-new {SECRET}")
+        assert facts("push")[share]["moved"] == 6
+        assert facts("push")[share]["present"] == 6
+        at(tmp_path / "other", monkeypatch)
+        monkeypatch.setenv("PTOCACHE_SIGNING_KEY", f"{SECRET[::-1]}-new")
+        assert facts("pull")[share]["moved"] == 6
+
 
 class TestArchives:
+    def test_it_is_written_to_a_file_and_nothing_else(self, filled: CompileCache, tmp_path: Path) -> None:
+        real, link, pipe = tmp_path / "real", tmp_path / "link", tmp_path / "pipe"
+        real.write_text("old")
+        link.symlink_to(real)
+        os.mkfifo(pipe)
+        assert run_ptocache("export", link).returncode == 0
+        assert link.is_symlink()
+        assert real.read_bytes()[:4] == b"\x28\xb5\x2f\xfd"
+        for other in (pipe, tmp_path, "/dev/null"):
+            result = run_ptocache("export", other)
+            assert result.returncode == 1
+            assert "expected the name of a file" in result.stderr
+        assert Path("/dev/null").is_char_device()
+        assert pipe.is_fifo()
+
+    def test_an_entry_that_is_there_twice_ends_the_import(self, tmp_path: Path) -> None:
+        key = Key("a" * 32, bytes(32))
+        entry = make_entry(b"x", seconds=1.0, created=1.0, facts={"kernels": []})
+        data = encode_object(key.name, key, entry._replace(action=entry.action._replace(check=key.check)), Signer())
+        archive = tmp_path / "twice"
+        with zstandard.open(archive, "wb") as stream, tarfile.open(fileobj=stream, mode="w|") as tar:
+            for _ in range(2):
+                member = tarfile.TarInfo(f"objects/{key.name}")
+                member.size = len(data)
+                tar.addfile(member, io.BytesIO(data))
+        result = run_ptocache("import", archive)
+        assert result.returncode == 1
+        assert "is in it twice" in result.stderr
+
     def test_what_was_exported_is_imported(
         self, filled: CompileCache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -340,7 +437,7 @@ class TestReports:
         with CompileCache() as cache:
             cache.compile(numbered_kernel(9))
         found = facts("stats")
-        assert found["hits"] == {"memory": 0, "local": 0, "shared": 3}
+        assert found["hits"] == {"memory": 0, "local": 0, "shared": 3, "pto": 0}
         counts = found["engines"][share]
         assert (counts["hits"], counts["misses"], counts["stores"], counts["errors"]) == (3, 2, 2, 0)
         assert counts["bytes_read"] > 0
@@ -355,7 +452,7 @@ class TestReports:
         bad = f"file://{tmp_path}/file/x"
         monkeypatch.setenv("PTOCACHE_SHARED", f"{share} {share}2#readonly {bad}")
         monkeypatch.setenv("PTOCACHE_SIGNING_KEY", SECRET)
-        findings = [finding for finding in facts("doctor")["findings"] if finding["name"] == "shared"]
+        findings = [finding for finding in facts("doctor", "--emulate")["findings"] if finding["name"] == "shared"]
         assert [finding["state"] for finding in findings] == ["ok", "ok", "warning"]
         for word in ("answers in", "stores in", "gives that back", "removes it", "clock", "signed"):
             assert word in findings[0]["text"]

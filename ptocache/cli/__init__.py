@@ -1,6 +1,6 @@
 """The `ptocache` command: one module a subcommand, loaded only when it is the one that is asked for.
 
-Exit statuses: 0, done; 1, the job failed; 2, wrong use; 130 and 143, interrupted by SIGINT and SIGTERM.
+`EXIT_STATUSES` says how they end.
 """
 
 from __future__ import annotations
@@ -20,19 +20,33 @@ from ptocache.log import log_to_stderr
 
 #: The subcommands, in the order of the help, with what each does.
 COMMANDS = {
-    "compile": "compile a PTODSL source, or take the result from the cache",
+    "compile": "compile PTODSL sources, or take the results from the cache",
+    "warm": "compile many sources into the cache, several at a time",
     "run": "run a Python script with ptocache below TileLang",
     "explain": "say why a source is a hit or a miss",
     "stats": "show what the cache holds and what it was good for",
+    "report": "write that as a page of HTML, with charts",
+    "ls": "list the entries of the cache",
+    "show": "show all that is known of an entry",
     "verify": "read all that is stored, and check it",
     "prune": "apply the limits now, and remove what belongs to no entry",
-    "clear": "remove everything from the cache",
+    "clear": "remove everything from the cache, or what you choose",
     "push": "store on the shared engines what this host's cache has",
     "pull": "store in this host's cache what the shared engines have",
     "export": "write what the cache has into one file",
     "import": "store in the cache what such a file has",
     "doctor": "check that the cache can do its work here",
     "emulator": "write an emulated CANN install, for machines without one",
+    "completion": "print what makes a shell complete these commands",
+}
+
+#: How commands end.
+EXIT_STATUSES = {
+    0: "done",
+    1: "the job failed, or something is wrong with what was looked at",
+    2: "wrong use: the arguments, a setting or a file that was named",
+    130: "interrupted (SIGINT, Ctrl-C)",
+    143: "ended (SIGTERM)",
 }
 
 _USAGE = f"""\
@@ -41,11 +55,14 @@ usage: ptocache COMMAND [options]
 A compilation cache for PTO kernels on Ascend NPUs.
 
 commands:
-{chr(10).join(f"  {name:10}{text}" for name, text in COMMANDS.items())}
+{chr(10).join(f"  {name:12}{text}" for name, text in COMMANDS.items())}
 
 options:
-  -h, --help  show this, or after a command, that command's help
-  --version   show the version
+  -h, --help    show this, or after a command, that command's help
+  --version     show the version
+
+exit status:
+{chr(10).join(f"  {status:<12}{text}" for status, text in EXIT_STATUSES.items())}
 
 Settings come from the environment (PTOCACHE_DIR, …) and ~/.config/ptocache/config.toml; see the README.
 A first try, on any machine:  ptocache compile examples/vector_add.py --emulate
@@ -67,6 +84,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     debug = "--debug" in arguments
+    if (
+        os.path.basename(os.environ.get("COMP_LINE", "").partition(" ")[0]) == "ptocache"
+    ):  # a shell asks what may follow what was typed
+        from ptocache.cli.completion import complete
+
+        complete()
     _prepare_process()
     try:
         status = _dispatch(arguments)
@@ -82,6 +105,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         if isinstance(error, OSError) and error.filename is None:
             _drop_output()  # it may be the output itself that cannot be written
         return _fail(error, 1, debug)
+    except Exception as error:  # noqa: BLE001 - a fault of ours: no reason to show one's insides unasked
+        text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+        return _fail(f"a fault in ptocache, please report it with what --debug shows: {text}", 1, debug)
     return status
 
 
@@ -95,19 +121,32 @@ def _dispatch(arguments: list[str]) -> int:
         problem = f"there is no command {name!r}" if name else "a command is missing"
         raise UsageError(f"{problem}: expected {', '.join(COMMANDS)} (see ptocache --help)")
     module = import_module(f"ptocache.cli.{name}")
-    parser = argparse.ArgumentParser(
+    own, rest = module.split(arguments[1:]) if hasattr(module, "split") else (arguments[1:], [])
+    try:
+        options = make_parser(name).parse_args(own, argparse.Namespace(rest=rest))
+    except SystemExit as exit_:  # argparse has printed the help
+        return int(exit_.code or 0)
+    return int(module.run(options))
+
+
+def make_parser(name: str) -> argparse.ArgumentParser:
+    """The parser of one of `COMMANDS`; loads that command's module."""
+    module = import_module(f"ptocache.cli.{name}")
+    parser = _Parser(
         prog=f"ptocache {name}",
         description=module.__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     module.add_arguments(parser)
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
-    own, rest = module.split(arguments[1:]) if hasattr(module, "split") else (arguments[1:], [])
-    try:
-        options = parser.parse_args(own, argparse.Namespace(rest=rest))
-    except SystemExit as exit_:  # argparse has printed the help (0) or what is wrong (2)
-        return int(exit_.code or 0)
-    return int(module.run(options))
+    return parser
+
+
+class _Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line, and leaves the rest to the help."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{message} (see {self.prog} --help)")
 
 
 def _prepare_process() -> None:

@@ -1,24 +1,37 @@
-"""Check that the cache can do its work here: its directory, the file system, permissions, space, locks, the index.
+"""Check that the cache can do its work here.
 
-Exit status: 0, it can; 1, something keeps it from working, and the last line says what to do.
+Looks at its directory (file system, permissions, locks, index, space), at each shared engine (reached, written, read
+back, removed, latency, clock, signing), at the tools and what of them is in every key, at the settings that are not
+the defaults and where they come from, and at TileLang.
+
+Exit status: 0, it can; 1, something keeps it from working, and the lines with "error" say what to do.
+
+for example:
+  ptocache doctor
+  ptocache doctor --json | jq -r '.findings[] | select(.state != "ok") | .text'
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 
+from ptocache.cli.style import Style
 from ptocache.doctor import Finding, examine
 from ptocache.frontend import CompileCache
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
+    parser.add_argument("--emulate", action="store_true", help="use the emulated CANN install")
     parser.add_argument("--json", action="store_true", help="print the findings as one JSON object")
 
 
 def run(options: argparse.Namespace) -> int:
     """Run the command and return its exit status."""
+    if options.emulate:
+        os.environ["PTOCACHE_TOOLCHAIN"] = "emulated"
     with CompileCache() as cache:
         findings = list(examine(cache))
     works = all(finding.state != "error" for finding in findings)
@@ -27,9 +40,11 @@ def run(options: argparse.Namespace) -> int:
 
         sys.stdout.write(json.dumps({"ok": works, "findings": [finding._asdict() for finding in findings]}) + "\n")
     else:
-        sys.stdout.write("".join(_line(finding) for finding in findings))
+        style = Style(sys.stdout)
+        sys.stdout.write("".join(f"{_line(finding, style)}\n" for finding in findings))
     return 0 if works else 1
 
 
-def _line(finding: Finding) -> str:
-    return f"{finding.state:9}{finding.name:13}{finding.text}\n"
+def _line(finding: Finding, style: Style) -> str:
+    mark = {"ok": style.good, "warning": style.warn}.get(finding.state, style.bad)
+    return f"{mark(f'{finding.state:9}')}{finding.name:13}{finding.text}"

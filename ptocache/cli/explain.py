@@ -2,18 +2,22 @@
 
 Prints the parts of its key; for a miss also the nearest compilation that is stored, and what differs: the source (as
 a diff; the cache keeps each source, compressed, in the directory `sources`), the arch, the flags, a tool, a helper.
+
+for example:
+  ptocache explain kernel.py
+  ptocache explain kernel.py --arch a3 --json
 """
 
 from __future__ import annotations
 
 import argparse
-import re
 import sys
 import time
 
 from ptocache.cli.compile import add_request_arguments, read_source, use_emulator
 from ptocache.explain import Explanation, Nearest, explain
 from ptocache.frontend import CompileCache
+from ptocache.text import printable
 
 #: A longer value is cut: who needs it whole asks for JSON.
 _WIDTH = 200
@@ -65,7 +69,7 @@ def _page(explanation: Explanation) -> str:
         lines += ["", "remembered failure, which is the answer until it is forgotten", *_indented(explanation.failure)]
     if explanation.hit is None:
         lines += ["", *_nearest(explanation.nearest)]
-    return _printable("\n".join(lines) + "\n")
+    return printable("\n".join(lines) + "\n", kept="\n\t")
 
 
 def _nearest(nearest: Nearest | None) -> list[str]:
@@ -90,8 +94,3 @@ def _short(value: str) -> str:
 
 def _indented(text: str) -> list[str]:
     return [f"  {line}" for line in text.splitlines()]
-
-
-def _printable(text: str) -> str:
-    """A text whose control characters do nothing to a terminal: they come from a source, or from a cache."""
-    return re.sub(r"[^\n\t -~\xa0-\U0010ffff]", lambda found: repr(found[0])[1:-1], text)

@@ -27,8 +27,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Run the command and return its exit status."""
-    chosen = selection(options)
     with CompileCache() as cache:
+        chosen = selection(options, cache)
         cache.require_directory()
         with progress_bar("exporting") as progress:
             moved = export(cache.local, options.file, chosen, Signer(cache.settings.signing_keys), progress)

@@ -1,9 +1,10 @@
 """Store in the cache what `ptocache export` wrote into a file.
 
-Each kernel is checked before it is stored, its signature too if PTOCACHE_SIGNING_KEY is set. Exit status: 0, all of it
-is stored; 1, something is damaged, or not signed as it has to be.
+Each kernel is checked before it is stored, its signature too if PTOCACHE_SIGNING_KEY is set. Exit status: 0, all that
+was chosen is stored; 1, something is damaged, or not signed as it has to be.
 
   ptocache import kernels.ptocache
+  ptocache import kernels.ptocache --arch a5
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ import argparse
 import sys
 
 from ptocache.cli.progress import progress_bar
-from ptocache.cli.selection import describe
+from ptocache.cli.selection import add_arguments as add_selection
+from ptocache.cli.selection import describe, selection
 from ptocache.errors import SettingsError
 from ptocache.frontend import CompileCache
 from ptocache.store.objects import Signer
@@ -22,17 +24,18 @@ from ptocache.store.transfer import import_
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     parser.add_argument("file", metavar="FILE", help="the archive")
-    parser.add_argument("--json", action="store_true", help="print what was done as one JSON object")
+    add_selection(parser, is_local=False)
 
 
 def run(options: argparse.Namespace) -> int:
     """Run the command and return its exit status."""
     with CompileCache() as cache:
+        chosen = selection(options, cache)
         cache.require_directory()
         if cache.settings.readonly:
             raise SettingsError("PTOCACHE_READONLY is set: nothing is stored. Unset it to import.")
         with progress_bar("importing") as progress:
-            moved = import_(cache.local, options.file, Signer(cache.settings.signing_keys), progress)
+            moved = import_(cache.local, options.file, chosen, Signer(cache.settings.signing_keys), progress)
     if options.json:
         import json
 

@@ -4,31 +4,49 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from typing import Protocol
+
+
+class Progress(Protocol):
+    """Shows how far it is."""
+
+    def __call__(self, done: int, total: int, note: str = "") -> None:
+        """Show it.
+
+        Args:
+            done: how many steps are done.
+            total: how many there are.
+            note: what came of them.
+        """
 
 
 @contextlib.contextmanager
-def progress_bar(label: str) -> Iterator[Callable[[int, int], None] | None]:
+def progress_bar(label: str) -> Iterator[Progress | None]:
     """Show how far the block's work is, on standard error.
 
     Args:
         label: what is being done.
 
     Yields:
-        A function to call with the number of steps that are done and of all steps; `None` where standard error is
-        no terminal.
+        What to call after each step; `None` where standard error is no terminal.
     """
     if not sys.stderr.isatty():
         yield None
         return
+    from rich import progress
     from rich.console import Console  # 60 ms that only somebody who waits anyway pays
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task(label, total=None)
+    columns = (
+        progress.TextColumn("{task.description}", markup=False),
+        progress.BarColumn(),
+        progress.MofNCompleteColumn(),
+        progress.TimeRemainingColumn(),
+    )
+    with progress.Progress(*columns, console=Console(stderr=True), transient=True) as bars:
+        task = bars.add_task(label, total=None)
 
-        def update(done: int, total: int) -> None:
-            progress.update(task, completed=done, total=total)
+        def update(done: int, total: int, note: str = "") -> None:
+            bars.update(task, completed=done, total=total, description=f"{label}: {note}" if note else label)
 
         yield update

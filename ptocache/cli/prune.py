@@ -4,11 +4,17 @@ Stores keep to the limits by themselves, a little at a time; this is for a limit
 processes and power cuts leave: rows of the index without a file, files without a row, half-written files, lock files.
 An output that was left without a row and can still be found is given one.
 
+With a choice the entries that match all of it are removed too, whatever the limits, as ptocache clear does; and it does
+not ask. --dry-run lists them, and does nothing else.
+
 With --shared, objects are removed from the engines that PTOCACHE_SHARED names: those that were stored or used longer
 ago than an age, then the oldest ones above a size. That is for file:// and Redis; other engines have rules of their own
 (docs/fleets.md).
 
+for example:
   ptocache prune
+  ptocache prune --unused-for 30d
+  ptocache prune --stale --dry-run
   ptocache prune --shared --older-than 30d --size 100GiB
 """
 
@@ -18,7 +24,9 @@ import argparse
 import sys
 
 from ptocache.cli import UsageError
+from ptocache.cli.clear import list_chosen
 from ptocache.cli.progress import progress_bar
+from ptocache.cli.selection import add_filters, selection
 from ptocache.errors import SettingsError
 from ptocache.frontend import CompileCache
 from ptocache.settings import parse_age, parse_size
@@ -29,8 +37,9 @@ from ptocache.text import bytes_text, plural
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     parser.add_argument("--shared", action="store_true", help="prune the shared engines, and not the local cache")
-    parser.add_argument("--older-than", metavar="AGE", help="with --shared: remove what is older: 30d, 12h")
     parser.add_argument("--size", metavar="SIZE", help="with --shared: keep so much, the newest: 100GiB")
+    add_filters(parser, with_failures=True)
+    parser.add_argument("--dry-run", action="store_true", help="list the entries that the choice would remove")
     parser.add_argument("--json", action="store_true", help="print what was removed as one JSON object")
 
 
@@ -38,16 +47,20 @@ def run(options: argparse.Namespace) -> int:
     """Run the command and return its exit status."""
     if options.shared:
         return _prune_shared(options)
-    if options.older_than is not None or options.size is not None:
-        raise UsageError(
-            "--older-than and --size are for --shared; the local cache has PTOCACHE_MAX_AGE and _SIZE_LIMIT"
-        )
+    if options.size is not None:
+        raise UsageError("--size is for --shared; the local cache has PTOCACHE_SIZE_LIMIT")
     with CompileCache() as cache:
         cache.require_directory()
+        chosen = selection(options, cache)
+        if options.dry_run:
+            if chosen.is_everything:
+                raise UsageError("--dry-run lists what is chosen: choose with --kernel, --unused-for, …")
+            list_chosen(cache, chosen, options)
+            return 0
         if cache.settings.readonly:
             raise SettingsError("PTOCACHE_READONLY is set: nothing is removed. Unset it to prune the cache.")
         with progress_bar("pruning") as progress:
-            pruned = prune(cache.local, cache.failures, progress)
+            pruned = prune(cache.local, cache.failures, progress, None if chosen.is_everything else chosen)
     if options.json:
         import json
 
@@ -58,8 +71,11 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _prune_shared(options: argparse.Namespace) -> int:
-    from ptocache.store.shared import prune_shared
+    from ptocache.store.shared import can_be_pruned, prune_shared
 
+    words = (options.kernel, options.arch, options.toolchain, options.newer_than, options.unused_for)
+    if options.stale or options.failures or options.dry_run or any(word is not None for word in words):
+        raise UsageError("with --shared only --older-than and --size choose: engines do not tell more")
     try:
         age = parse_age(options.older_than) if options.older_than is not None else None
         size = parse_size(options.size) if options.size is not None else None
@@ -68,11 +84,14 @@ def _prune_shared(options: argparse.Namespace) -> int:
     if age is None and size is None:
         raise UsageError("say what to remove: --older-than AGE, --size SIZE, or both")
     with CompileCache() as cache:
+        if cache.settings.readonly:
+            raise UsageError("PTOCACHE_READONLY is set: nothing is removed. Unset it to prune.")
         tiers = [tier for tier in cache.shared_tiers() if not tier.readonly]
         if not tiers:
             raise UsageError("there is nothing to prune: set PTOCACHE_SHARED to a URL that is not #readonly")
+        # Those with rules of their own are left out, unless there are no others.
         results = {}
-        for tier in tiers:
+        for tier in [tier for tier in tiers if can_be_pruned(tier)] or tiers:
             with progress_bar(f"pruning {tier.label}") as progress:
                 results[tier.label] = prune_shared(tier, age, size, progress)
     if options.json:
@@ -82,12 +101,14 @@ def _prune_shared(options: argparse.Namespace) -> int:
     else:
         for label, pruned in results.items():
             text = f"{plural(pruned.removed, 'object')} removed, {bytes_text(pruned.bytes)}"
-            sys.stdout.write(f"{label}: {text}; {pruned.kept} kept, {bytes_text(pruned.bytes_kept)}\n")
-    return 0
+            problem = f" ({pruned.problem})" if pruned.problem else ""
+            sys.stdout.write(f"{label}: {text}; {pruned.kept} kept, {bytes_text(pruned.bytes_kept)}{problem}\n")
+    return 1 if any(pruned.problem for pruned in results.values()) else 0
 
 
 def _page(pruned: Pruned, directory: str) -> str:
     counts = (
+        (pruned.chosen, "entry", "that you chose"),
         (pruned.expired, "entry", "not used for too long"),
         (pruned.evicted, "entry", "used longest ago, for the size limit"),
         (pruned.failures, "remembered failure", ""),

@@ -17,18 +17,18 @@ from ptocache.cli.progress import progress_bar
 from ptocache.cli.selection import add_arguments as add_selection
 from ptocache.cli.selection import report, selection
 from ptocache.frontend import CompileCache
-from ptocache.store.transfer import pull
+from ptocache.store.transfer import Moved, TransferError, pull
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
-    add_selection(parser)
+    add_selection(parser, is_local=False)
 
 
 def run(options: argparse.Namespace) -> int:
     """Run the command and return its exit status."""
-    chosen = selection(options)
     with CompileCache() as cache:
+        chosen = selection(options, cache)
         cache.require_directory()
         if cache.settings.readonly:
             raise UsageError("PTOCACHE_READONLY is set: nothing is stored. Unset it to pull.")
@@ -38,5 +38,8 @@ def run(options: argparse.Namespace) -> int:
         results = {}
         for tier in tiers:
             with progress_bar(f"receiving from {tier.label}") as progress:
-                results[tier.label] = pull(cache.local, tier, chosen, progress)
+                try:
+                    results[tier.label] = pull(cache.local, tier, chosen, progress)
+                except TransferError as error:  # the next one may do
+                    results[tier.label] = Moved(failed=1, problem=str(error))
     return report(results, "received", options.json)

@@ -26,9 +26,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Run the command and return its exit status."""
-    chosen = selection(options)
     with CompileCache() as cache:
+        chosen = selection(options, cache)
         cache.require_directory()
+        if cache.settings.readonly:
+            raise UsageError("PTOCACHE_READONLY is set: nothing is stored. Unset it to push.")
         tiers = [tier for tier in cache.shared_tiers() if not tier.readonly]
         if not tiers:
             raise UsageError("there is nothing to store on: set PTOCACHE_SHARED to a URL that is not #readonly")

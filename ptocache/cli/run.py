@@ -12,15 +12,12 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
-import site
 import sys
 from typing import NoReturn
 
 from ptocache.cli import UsageError
 from ptocache.errors import ToolNotFoundError
-
-#: What brings ptocache into a process at its start, if `PTOCACHE_INSTALL` is set: see `ptocache.startup`.
-_STARTUP_FILE = "ptocache.pth"
+from ptocache.startup_file import STARTUP_FILE, has_startup_file
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -73,9 +70,8 @@ def _given_environ() -> dict[str, str]:
 
 
 def _require_startup_file() -> None:
-    places = [*site.getsitepackages(), *([site.getusersitepackages()] if site.ENABLE_USER_SITE else [])]
-    if not any(os.path.isfile(os.path.join(place, _STARTUP_FILE)) for place in places):
+    if not has_startup_file():
         raise UsageError(
-            f"{_STARTUP_FILE} is in none of this Python's site-packages, so nothing would bring ptocache into the "
+            f"{STARTUP_FILE} is in none of this Python's site-packages, so nothing would bring ptocache into the "
             "script: install ptocache with pip"
         )

@@ -2,6 +2,10 @@
 
 Every read of the cache is checked anyway, and what is damaged is compiled again: this is for a disk that is not
 trusted any more. What is bad is listed. Exit status: 0, all is well or was repaired; 1, something is bad.
+
+for example:
+  ptocache verify
+  ptocache verify --repair
 """
 
 from __future__ import annotations

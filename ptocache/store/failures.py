@@ -21,7 +21,7 @@ from ptocache.errors import LoweringError, SourceImportError, ToolError
 from ptocache.request import Key
 from ptocache.store.entry import Accept
 from ptocache.store.files import DamagedError, publish, read_file, remove
-from ptocache.store.layout import Layout, blocks, list_directory
+from ptocache.store.layout import Layout, blocks, is_digest, list_directory
 from ptocache.store.local import FAILURES_LIMIT
 
 #: How many directories there are below `failures`: few enough that each can hold some failures of a small cache,
@@ -50,8 +50,14 @@ _MACHINE = (
 )
 
 
-class _Remembered(NamedTuple):
-    """A failure as its file has it."""
+class Remembered(NamedTuple):
+    """A failure as its file has it.
+
+    Attributes:
+        age: how long ago it was, in seconds.
+        inputs: what was read beside the source, as `ptocache.inputs` encodes it.
+        error: what is raised again.
+    """
 
     age: float
     inputs: bytes
@@ -117,6 +123,32 @@ class Failures:
         self._make_room(os.path.dirname(path), size)
         publish(self._layout.root, path, data)
 
+    def peek(self, name: str) -> Remembered | None:
+        """The failure that is remembered for the key with this name, for people; `None` where there is none."""
+        try:
+            data, status = read_file(self._layout.failure(name), _LIMIT)
+        except (OSError, DamagedError):
+            return None
+        found = _decode(data, None, time.time() - status.st_mtime)
+        return found if found is not None and 0 <= found.age < self._seconds else None
+
+    def all(self) -> Iterator[tuple[str, Remembered]]:
+        """All that are remembered, each with the name of its key, in no order."""
+        for folder in list_directory(self._layout.failures):
+            for file in list_directory(folder.path):
+                name = f"{folder.name}{file.name}"
+                if is_digest(name, 32) and (found := self.peek(name)) is not None:
+                    yield name, found
+
+    def clear(self) -> int:
+        """Forget all; the number of files that were removed."""
+        forgotten = 0
+        for folder in list_directory(self._layout.failures):
+            for file in list_directory(folder.path):
+                remove(file.path)
+                forgotten += not os.path.lexists(file.path)
+        return forgotten
+
     def prune(self) -> int:
         """Forget what is too old, or damaged; the number of files that were removed."""
         forgotten = 0
@@ -163,8 +195,8 @@ def _is_whole(path: str) -> bool:
     return xxhash.xxh3_128_digest(data[_DIGEST_SIZE:]) == data[:_DIGEST_SIZE]
 
 
-def _decode(data: bytes, key: Key, age: float) -> _Remembered | None:
-    """Read a failure; `None` for bytes that are none, or one of another key."""
+def _decode(data: bytes, key: Key | None, age: float) -> Remembered | None:
+    """Read a failure, of any key where none is given; `None` for bytes that are none, or one of another key."""
     if xxhash.xxh3_128_digest(data[_DIGEST_SIZE:]) != data[:_DIGEST_SIZE]:
         return None
     import json  # a hit reads no failure
@@ -172,7 +204,7 @@ def _decode(data: bytes, key: Key, age: float) -> _Remembered | None:
     try:
         facts = json.loads(data[_DIGEST_SIZE:])
         texts = (facts[name] for name in ("summary", "tool", "stdout", "stderr", "original"))
-        if facts["check"] != key.check.hex() or not all(isinstance(text, str) for text in texts):
+        if (key is not None and facts["check"] != key.check.hex()) or not all(isinstance(text, str) for text in texts):
             return None
         note = f"(remembered: the same compilation failed {age:.0f} s ago; PTOCACHE_FAILURE_TTL=0 compiles it again)"
         error: ToolError = _KINDS[facts["kind"]](
@@ -186,7 +218,7 @@ def _decode(data: bytes, key: Key, age: float) -> _Remembered | None:
         error.remembered = True
         error.note = note
         error.original = facts["original"]
-        return _Remembered(age, bytes.fromhex(facts["inputs"]), error)
+        return Remembered(age, bytes.fromhex(facts["inputs"]), error)
     except (ValueError, LookupError, TypeError, AttributeError):  # well made, and not by us
         return None
 

@@ -5,13 +5,13 @@ Everything that moves is an object (`ptocache.store.objects`): it is checked whe
 
 from __future__ import annotations
 
-import fnmatch
 import hashlib
 import itertools
 import json
 import os
 import re
 import tarfile
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ptocache.errors import PtocacheError, explained
 from ptocache.inputs import decode_inputs
 from ptocache.request import Key
+from ptocache.store.catalog import Selection, choose
 from ptocache.store.engines import describe
 from ptocache.store.entry import Action, Entry
 from ptocache.store.guard import EngineError
@@ -33,6 +34,7 @@ from ptocache.store.objects import (
     next_name,
     state_of,
 )
+from ptocache.text import plural
 
 if TYPE_CHECKING:
     from ptocache.store.local import LocalTier
@@ -42,7 +44,10 @@ if TYPE_CHECKING:
 _WORKERS = 8
 
 _MANIFEST = "manifest.json"
-_MANIFEST_LIMIT = 256 << 20
+_MANIFEST_LIMIT = 128 << 20
+
+#: What a manifest has at most for each object: two digests, and what JSON needs around them.
+_MANIFEST_BYTES = 128
 _SCHEMA = 1
 _MEMBER = re.compile(r"objects/([0-9a-f]{32})")
 
@@ -56,32 +61,6 @@ class ArchiveError(PtocacheError):
 
 class TransferError(PtocacheError):
     """Nothing could be moved."""
-
-
-class Selection(NamedTuple):
-    """Which compilations are meant.
-
-    Attributes:
-        kernel: a pattern, as a shell's, that one of its kernels' names matches; empty for any.
-        age: how long ago it may have been made, in seconds; 0 for any time.
-        toolchain: what its toolchain's stamp begins with; empty for any.
-    """
-
-    kernel: str = ""
-    age: float = 0
-    toolchain: str = ""
-
-    def matches(self, action: Action) -> bool:
-        """Whether a compilation is one of them."""
-        if self.age and time.time() - action.created > self.age:
-            return False
-        try:
-            facts = action.details()
-            kernels, toolchain = list(facts["kernels"]), str(facts["toolchain"])
-        except (ValueError, LookupError, TypeError, RecursionError):
-            return False
-        named = not self.kernel or any(fnmatch.fnmatchcase(str(kernel), self.kernel) for kernel in kernels)
-        return named and toolchain.startswith(self.toolchain)
 
 
 class Moved(NamedTuple):
@@ -127,7 +106,7 @@ def push(local: LocalTier, tier: SharedTier, selection: Selection, progress: Pro
     Returns:
         What came of it.
     """
-    chosen = [(name, action) for name, action in local.all_actions() if selection.matches(action)]
+    chosen = list(choose(local, selection))
 
     def send(named: tuple[str, Action]) -> Moved:
         name, action = named
@@ -150,12 +129,15 @@ def pull(local: LocalTier, tier: SharedTier, selection: Selection, progress: Pro
         TransferError: the engine does not list what it has.
     """
     try:
-        names = [stored.name for stored in tier.engine.list()]
+        names = [stored.name for stored in tier.listed()]
     except Exception as error:  # noqa: BLE001 - an engine may fail in any way, and its own words have secrets
         raise TransferError(f"{tier.label} does not list what it has: {describe(error)}") from None
 
+    keeping = threading.Lock()  # two variants of one key are kept one after the other, or one would be lost
+
     def receive(name: str) -> Moved:
-        if any(selection.matches(action) for action in local.actions(name)):
+        # Without inputs there is one entry a key; with some, this name may be that of another state of them.
+        if any(not action.inputs and selection.matches(action) for action in local.actions(name)):
             return Moved(present=1)
         try:
             found = tier.fetch(name)
@@ -163,7 +145,10 @@ def pull(local: LocalTier, tier: SharedTier, selection: Selection, progress: Pro
             return Moved(failed=1, problem=str(error))
         except RejectedError as reason:
             return Moved(rejected=1, problem=f"{name}: {reason}")
-        return Moved() if found is None or not selection.matches(found.entry.action) else _keep(local, found)
+        if found is None or not selection.matches(found.entry.action):
+            return Moved()
+        with keeping:
+            return _keep(local, found)
 
     return _in_parallel(receive, names, progress)
 
@@ -188,12 +173,15 @@ def export(
     """
     import zstandard
 
-    chosen = [(name, action) for name, action in local.all_actions() if selection.matches(action)]
-    unfinished = f"{path}.{os.getpid()}.tmp"
+    chosen = list(choose(local, selection))
+    target = os.path.realpath(path)
+    if os.path.lexists(target) and not os.path.isfile(target):
+        raise ArchiveError(f"{path}: the archive cannot be written: expected the name of a file, found something else")
+    unfinished = f"{target}.{os.urandom(8).hex()}.tmp"
     result = Moved()
     digests: dict[str, str] = {}
     try:
-        with explained(ArchiveError, f"{path}: the archive cannot be written"), open(unfinished, "wb") as file:
+        with explained(ArchiveError, f"{path}: the archive cannot be written"), open(unfinished, "xb") as file:
             with (
                 zstandard.ZstdCompressor(level=1).stream_writer(file, closefd=False) as stream,
                 tarfile.open(fileobj=stream, mode="w|", format=tarfile.USTAR_FORMAT) as archive,
@@ -216,19 +204,22 @@ def export(
             file.flush()
             os.fsync(file.fileno())
         with explained(ArchiveError, f"{path}: the archive cannot be written"):
-            os.replace(unfinished, path)
+            os.replace(unfinished, target)
     finally:
         if os.path.lexists(unfinished):
             os.unlink(unfinished)
     return result
 
 
-def import_(local: LocalTier, path: str, signer: Signer, progress: Progress | None = None) -> Moved:
+def import_(
+    local: LocalTier, path: str, selection: Selection, signer: Signer, progress: Progress | None = None
+) -> Moved:
     """Store locally what an archive has. Nothing is ever unpacked to a name that the archive chooses.
 
     Args:
         local: where entries go.
         path: the archive.
+        selection: which entries.
         signer: tells whose objects are believed.
         progress: told how far it is, in bytes.
 
@@ -251,29 +242,36 @@ def import_(local: LocalTier, path: str, signer: Signer, progress: Progress | No
                 for member in archive:
                     content = archive.extractfile(member)
                     data = content.read() if content is not None else b""
-                    if progress is not None:
+                    if progress is not None and file.seekable():
                         progress(file.tell(), size)
                     if member.name == _MANIFEST:
+                        if len(data) > _MANIFEST_BYTES * (len(digests) + 32):  # it comes last
+                            raise ValueError("its manifest is too large for what it lists")
                         manifest = _read_manifest(data)
                         continue
                     matched = _MEMBER.fullmatch(member.name)
                     if matched is None:
                         raise ArchiveError(f"{path}: {member.name!r} is nothing that ptocache export writes")
+                    if matched[1] in digests:
+                        raise ArchiveError(f"{path}: {member.name!r} is in it twice")
                     digests[matched[1]] = hashlib.sha256(data).hexdigest()
+                    archive.members.clear()  # type: ignore[attr-defined]  # which would keep all headers
                     try:
-                        result = result.plus(_keep(local, decode_object(data, matched[1], signer)))
+                        found = decode_object(data, matched[1], signer)
+                        if selection.matches(found.entry.action):
+                            result = result.plus(_keep(local, found))
                     except RejectedError as reason:
                         result = result.plus(Moved(rejected=1, problem=f"{matched[1]}: {reason}"))
         except (zstandard.ZstdError, tarfile.TarError, EOFError, ValueError) as error:
             raise ArchiveError(
                 f"{path}: not an archive of ptocache export, or a damaged one ({error}); "
-                f"{result.moved} entries were stored before that"
+                f"{plural(result.moved, 'entry')} stored before that"
             ) from None
     if manifest is None:
-        raise ArchiveError(f"{path}: the archive has no end; {result.moved} entries of it were stored")
+        raise ArchiveError(f"{path}: the archive has no end; {plural(result.moved, 'entry')} of it stored")
     if manifest != digests:
         raise ArchiveError(
-            f"{path}: the archive does not hold what its manifest lists; {result.moved} entries of it were stored"
+            f"{path}: the archive does not hold what its manifest lists; {plural(result.moved, 'entry')} of it stored"
         )
     return result
 
@@ -323,13 +321,20 @@ def _read_manifest(data: bytes) -> dict[str, str]:
 def _keep(local: LocalTier, found: SharedObject) -> Moved:
     """Store an object locally, unless it is there."""
     action = found.entry.action
-    if any(have.inputs == action.inputs and have.check == action.check for have in local.actions(found.key.name)):
+    if _has(local, found):
         return Moved(present=1)
     try:
         local.put([found.key], Entry(action, found.entry.aibin))
     except Exception as error:  # noqa: BLE001 - a full disk, a broken index: said once, for all that follow too
         return Moved(failed=1, problem=f"the local cache cannot be written: {error}")
+    if not _has(local, found):
+        return Moved(failed=1, problem=f"{found.key.name} does not fit into the local cache (PTOCACHE_SIZE_LIMIT)")
     return Moved(moved=1, bytes=action.size)
+
+
+def _has(local: LocalTier, found: SharedObject) -> bool:
+    action = found.entry.action
+    return any(have.inputs == action.inputs and have.check == action.check for have in local.actions(found.key.name))
 
 
 def _in_parallel(move: Callable[[Any], Moved], items: Iterable[Any], progress: Progress | None) -> Moved:

@@ -13,21 +13,33 @@ import itertools
 import os
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 import xxhash
 
 from ptocache.errors import NotACacheError
 from ptocache.log import get_logger
-from ptocache.store.entry import decode_actions
-from ptocache.store.files import DamagedError, make_directory, read_file, remove, sweep
-from ptocache.store.index import BROKEN, Row, Rows
-from ptocache.store.layout import LOCK, OWN_NAMES, TAG, TEMPORARY, Layout, disk_usage, is_digest, list_directory
+from ptocache.store.catalog import Selection, entries, is_of_pto_key, read_unnoticed
+from ptocache.store.entry import Action, decode_actions
+from ptocache.store.files import DamagedError, make_directory, remove, sweep
+from ptocache.store.layout import (
+    BROKEN,
+    LOCK,
+    OWN_NAMES,
+    TAG,
+    TEMPORARY,
+    Layout,
+    disk_usage,
+    is_digest,
+    list_directory,
+)
 from ptocache.store.local import ACTION_LIMIT, EVICTION_STEP, OUTPUT_LIMIT, LocalTier, unpack_source
+from ptocache.store.row import Row
 
 if TYPE_CHECKING:
     from ptocache.store.failures import Failures
+    from ptocache.store.index import Rows
 
 #: How many rows one transaction of `prune` looks at: stores wait for about 10 ms.
 _BATCH = 256
@@ -56,6 +68,7 @@ class Pruned(NamedTuple):
     """What was removed.
 
     Attributes:
+        chosen: entries that were chosen to be removed.
         expired: outputs that were not used for longer than the age limit.
         evicted: outputs that were too much for the size limit, those used longest ago.
         failures: remembered failures that were forgotten.
@@ -70,6 +83,7 @@ class Pruned(NamedTuple):
         bytes: how much less the directory takes on disk.
     """
 
+    chosen: int
     expired: int
     evicted: int
     failures: int
@@ -145,13 +159,62 @@ def clear(tier: LocalTier) -> Usage:
     return Usage(before.entries, max(0, before.bytes - usage(tier).bytes))
 
 
-def prune(tier: LocalTier, failures: Failures, progress: Progress | None = None) -> Pruned:
+def remove_chosen(tier: LocalTier, selection: Selection, progress: Progress | None = None) -> Usage:
+    """Remove the entries that are meant, and nothing else.
+
+    An output goes with the last source key that leads to it, and so do the PTO keys that lead there: what was removed
+    is not found by way of them. As long as another source key leads to it, only actions go. What is stored meanwhile
+    stays.
+
+    Args:
+        tier: the local tier.
+        selection: which entries are meant.
+        progress: told how far it is, in outputs.
+
+    Returns:
+        How many entries there were, each a key, and the bytes on disk that they took.
+
+    Raises:
+        NotACacheError: the directory is not one of ptocache's.
+        CacheIndexError: the index cannot be used now.
+        OSError: something cannot be removed.
+    """
+    if not os.path.isdir(tier.directory):
+        return Usage(0, 0)
+    require_cache(tier)
+    tier.prepare()
+    if not tier.index.is_sound():
+        tier.index.rebuild()
+    outputs: dict[str, list[str]] = {}
+    for name, actions in entries(tier):
+        for action in actions:
+            output = action.sha256.hex()
+            if selection.matches(action, tier.last_used(output)):
+                outputs.setdefault(output, []).append(name)
+    removal = _Removal(tier, selection)
+    done = 0
+    for batch in _batches(outputs):
+        removal.remove(batch, outputs)
+        done += len(batch)
+        if progress is not None:
+            progress(done, len(outputs))
+    if removal.postponed:
+        time.sleep(_STORE_SECONDS)
+        for batch in _batches(removal.postponed):
+            removal.remove(batch, outputs, may_postpone=False)
+    return Usage(len(removal.names), removal.bytes)
+
+
+def prune(
+    tier: LocalTier, failures: Failures, progress: Progress | None = None, selection: Selection | None = None
+) -> Pruned:
     """Apply the limits now, and remove what belongs to no entry.
 
     Args:
         tier: the local tier.
         failures: the failures that are remembered beside it.
         progress: told how far it is, in outputs.
+        selection: what to remove before that, whatever the limits; nothing where it is `None`.
 
     Returns:
         What was removed.
@@ -170,13 +233,16 @@ def prune(tier: LocalTier, failures: Failures, progress: Progress | None = None)
     tier.prepare()
     if not tier.index.is_sound():
         tier.index.rebuild()
+    chosen = remove_chosen(tier, selection, progress).entries if selection is not None else 0
+    forgotten = failures.clear() if selection is not None and selection.failures else 0
     orphans = _remove_orphans(tier)
     rows, unreached, expired = _remove_expired(tier, progress)
     orphans["outputs"] += unreached
     return Pruned(
+        chosen=chosen,
         expired=expired,
         evicted=_evict(tier),
-        failures=failures.prune(),
+        failures=forgotten + failures.prune(),
         rows=rows,
         temporary=temporary,
         locks=locks,
@@ -302,6 +368,86 @@ def _take_away(layout: Layout) -> None:
             raise OSError(errno.EACCES, "cannot be removed", aside)
 
 
+class _Removal:
+    """The removal of some of the actions that lead to outputs.
+
+    Args:
+        tier: the local tier.
+        selection: which of them are meant.
+
+    Attributes:
+        names: the names of the keys that had them.
+        bytes: what they, their sources and the outputs took on disk.
+        postponed: the outputs that a store may be on its way to.
+    """
+
+    def __init__(self, tier: LocalTier, selection: Selection) -> None:
+        self._tier = tier
+        self._selection = selection
+        self.names: set[str] = set()
+        self.bytes = 0
+        self.postponed: list[str] = []
+
+    def remove(self, outputs: Iterable[str], names: Mapping[str, list[str]], may_postpone: bool = True) -> None:
+        """Remove from these outputs what is meant, in one transaction.
+
+        Args:
+            outputs: the outputs.
+            names: keys that lead to each, beside those that the index has.
+            may_postpone: whether to leave those alone for now that are to keep other actions and were stored just now:
+                a store on its way would write its action again, and believe that the index has it.
+        """
+        with self._tier.index.transaction() as rows:
+            for output in outputs:
+                row = rows.get(output)
+                known = row.actions if row is not None else ()
+                self._remove(rows, output, row, list(dict.fromkeys((*names[output], *known))), may_postpone)
+
+    def _remove(self, rows: Rows, output: str, row: Row | None, names: list[str], may_postpone: bool) -> None:
+        tier = self._tier
+        used = tier.last_used(output)
+        leading = _leading(tier, names, output)
+        sources = [named for named in leading if not is_of_pto_key(named[1])] or leading
+        meant = [named for named in sources if self._selection.matches(named[1], used)]
+        if not meant:
+            return
+        before = tier.size_of(output, names)
+        left: list[tuple[str, Action]] = []
+        if len(meant) < len(sources):
+            if may_postpone and row is not None and time.time() - row.used < _STORE_SECONDS:
+                self.postponed.append(output)
+                return
+            _remove_actions(tier, meant)
+            left = _leading(tier, names, output)  # a reader that finds the output damaged removes actions too
+        if left:
+            kept = tuple(dict.fromkeys(name for name, _ in left))
+            newest = max((action for _, action in left), key=lambda action: (not is_of_pto_key(action), action.created))
+            queued = row.used if row is not None else used
+            rows.change(output, Row(tier.size_of(output, kept), queued, kept, newest.group()))
+        else:
+            tier.evict(rows, output, Row(0, used, tuple(names)))
+            if os.path.lexists(tier.layout.output(output)):
+                raise OSError(errno.EACCES, "cannot be removed", tier.layout.output(output))
+        self.names.update(name for name, _ in meant if used)
+        self.bytes += before - tier.size_of(output, names)
+
+
+def _leading(tier: LocalTier, names: Iterable[str], output: str) -> list[tuple[str, Action]]:
+    """The actions of these keys that lead to an output, each with the name of its key."""
+    leading: list[tuple[str, Action]] = []
+    for name in names:
+        with contextlib.suppress(OSError):  # what cannot be read leads nowhere
+            leading += ((name, action) for action in tier.actions(name) if action.sha256.hex() == output)
+    return leading
+
+
+def _remove_actions(tier: LocalTier, meant: list[tuple[str, Action]]) -> None:
+    """Remove these actions, and keep the others of their keys."""
+    for name, named in itertools.groupby(meant, key=lambda named: named[0]):
+        going = [action for _, action in named]
+        tier.keep_actions(name, [action for action in tier.actions(name) if action not in going])
+
+
 def _remove_orphans(tier: LocalTier) -> dict[str, int]:
     """Remove files that no row tells of; an output that can still be found is given a row instead."""
     layout = tier.layout
@@ -349,7 +495,7 @@ def _adopt(tier: LocalTier, rows: Rows, name: str) -> int:
             tier.remove_action(name, output)
         elif row is None or name not in row.actions:
             names = (name, *(row.actions if row is not None else ()))
-            rows.add(output, Row(tier.size_of(output, names), tier.last_used(output), names))
+            rows.add(output, Row(tier.size_of(output, names), tier.last_used(output), names, action.group()))
             adopted += row is None
     return adopted
 
@@ -425,7 +571,7 @@ def _evict(tier: LocalTier) -> int:
 def _check_output(path: str) -> tuple[tuple[int, bytes] | None, str]:
     """The size and the XXH3-128 of an output, and what is wrong with it."""
     try:
-        data = _read(path, OUTPUT_LIMIT)
+        data = read_unnoticed(path, OUTPUT_LIMIT)
     except FileNotFoundError:
         return None, ""
     except (OSError, DamagedError) as error:
@@ -438,7 +584,7 @@ def _check_output(path: str) -> tuple[tuple[int, bytes] | None, str]:
 def _check_actions(tier: LocalTier, path: str, known: dict[str, tuple[int, bytes]]) -> str:
     """What is wrong with the actions of a key; outputs that are not known already are read."""
     try:
-        actions = decode_actions(_read(path, ACTION_LIMIT))
+        actions = decode_actions(read_unnoticed(path, ACTION_LIMIT))
     except FileNotFoundError:
         return ""
     except (OSError, DamagedError) as error:
@@ -457,20 +603,12 @@ def _check_actions(tier: LocalTier, path: str, known: dict[str, tuple[int, bytes
 def _check_source(path: str) -> str:
     """What is wrong with a source."""
     try:
-        text = unpack_source(_read(path, ACTION_LIMIT))
+        text = unpack_source(read_unnoticed(path, ACTION_LIMIT))
     except FileNotFoundError:
         return ""
     except (OSError, DamagedError) as error:
         return str(error)
     return "the source cannot be unpacked" if text is None else ""
-
-
-def _read(path: str, limit: int) -> bytes:
-    """Read a file without that counting as a use of it, where the system lets us."""
-    try:
-        return read_file(path, limit, os.O_NOATIME)[0]
-    except PermissionError:
-        return read_file(path, limit)[0]
 
 
 def _removed(path: str) -> int:
