@@ -270,7 +270,7 @@ def _open_to_others(tier: SharedTier) -> str:
         return ""
     from ptocache.store.engines.file import path_of
 
-    return refusal(path_of(tier.url.url), tier.umask) or ""
+    return refusal(path_of(tier.url.url), tier.umask)
 
 
 #: The questions about the directory, in the order of what needs what.

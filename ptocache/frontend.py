@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ptocache.counters import Counters
 from ptocache.digests import Digests
-from ptocache.errors import PtocacheError, RefusedDirectoryError, ToolError, ToolNotFoundError
+from ptocache.errors import PtocacheError, RefusedDirectoryError, SettingsError, ToolError, ToolNotFoundError
 from ptocache.inputs import Inputs, Unstable, encode_inputs
 from ptocache.log import get_logger, informing, log_to_stderr
 from ptocache.ptodsl import Ptodsl
@@ -187,6 +187,16 @@ class CompileCache:
             ToolError: a tool does not answer.
         """
         return self._ptodsl.identify().stamp
+
+    def require_writable(self, done: str, to: str) -> None:
+        """See that something may be changed; raises `SettingsError` where `PTOCACHE_READONLY` is set.
+
+        Args:
+            done: what would be done: `stored`, `removed`.
+            to: what it is for: `pull`.
+        """
+        if self.settings.readonly:
+            raise SettingsError(f"PTOCACHE_READONLY is set: nothing is {done}. Unset it to {to}.")
 
     def require_directory(self) -> None:
         """See that the cache directory is used; raises `RefusedDirectoryError` with the reason where it is not."""

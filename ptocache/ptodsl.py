@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ptocache.digests import Digests
 from ptocache.inputs import Checker, Variable
-from ptocache.recipe import Identity, Recipe
+from ptocache.recipe import PTODSL, Identity, Recipe
 from ptocache.request import CompileRequest
 from ptocache.settings import Settings
 from ptocache.stamp import Recheck, make_stamp
@@ -36,7 +36,7 @@ class Ptodsl:
         self._settings = settings
         self._digests = digests
         self._known = Recheck(self._look)
-        self.recipe = Recipe("source", (), self.identify, self.start)
+        self.recipe = Recipe(PTODSL, (), self.identify, self.start)
 
     def identify(self) -> Identity:
         """The toolchain's identity."""

@@ -74,6 +74,10 @@ class Identity(NamedTuple):
     checker: Checker
 
 
+#: The kind whose sources are PTODSL modules, and whose tools can be looked at without TileLang.
+PTODSL = "source"
+
+
 class Recipe(NamedTuple):
     """One kind of compilation.
 

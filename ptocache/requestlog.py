@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ptocache.forks import watch_forks
 from ptocache.log import get_logger
+from ptocache.recipe import PTODSL
 
 if TYPE_CHECKING:
     from ptocache.frontend import CompileResult
@@ -55,7 +56,7 @@ class RequestLog:
             result: the answer.
             kind: the kind of compilation. Only a PTODSL source is all that its compilation needs.
         """
-        if result.key in self._seen or kind != "source":
+        if result.key in self._seen or kind != PTODSL:
             return
         with self._lock:
             if result.key in self._seen:

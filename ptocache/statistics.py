@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import heapq
-import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -12,11 +11,12 @@ from ptocache.counters import Use
 from ptocache.errors import PtocacheError
 from ptocache.frontend import CompileCache
 from ptocache.log import get_logger
+from ptocache.recipe import PTODSL
+from ptocache.store.catalog import facts_of
 from ptocache.store.entry import Action
-from ptocache.store.upkeep import usage
+from ptocache.store.upkeep import ask_index, usage
 
 if TYPE_CHECKING:
-    from ptocache.store.local import LocalTier
     from ptocache.store.row import Group
 
 #: How many kernels are named where it is not said otherwise.
@@ -176,15 +176,11 @@ def collect(cache: CompileCache, kernels: int = KERNELS) -> Statistics:
         seconds_saved=round(totals["seconds_saved"], 3),
         engines={label: _rounded(counts) for label, counts in sorted(record.engines.items())},
         hours=record.hours,
-        toolchains=_toolchains(cache, _groups(cache.local)),
+        toolchains=_toolchains(cache, ask_index(cache.local, lambda rows: rows.groups()) or []),
         kernels_saved=_top(cache, uses, kernels, lambda use: use.hits * use.seconds),
         kernels_used=_top(cache, uses, kernels, lambda use: use.hits),
         kernels_slowest=_top(cache, uses, kernels, lambda use: use.seconds),
     )
-
-
-#: The kind of compilation whose toolchain can be looked at from here.
-PTODSL = "source"
 
 
 def today_stamp(cache: CompileCache) -> str | None:
@@ -199,17 +195,6 @@ def today_stamp(cache: CompileCache) -> str | None:
 def version_of(stamp: str) -> str:
     """The version of a toolchain from its stamp's name, which ends with a digest of each half."""
     return stamp.rsplit("-", 2)[0]
-
-
-def _groups(local: LocalTier) -> list[Group]:
-    """The groups of the index; none where it may not be touched."""
-    try:
-        if not local.readonly and local.is_tagged() and os.access(local.directory, os.W_OK):
-            with local.index.transaction() as rows:
-                return rows.groups()
-    except Exception as error:  # noqa: BLE001 - the other numbers can be shown all the same
-        get_logger(__name__).debug("the index cannot be read: %s", error)
-    return []
 
 
 def _toolchains(cache: CompileCache, groups: list[Group]) -> list[Toolchain]:
@@ -236,12 +221,9 @@ def _top(cache: CompileCache, uses: dict[str, Use], count: int, cost: Callable[[
 
 
 def _kernel_use(name: str, use: Use, action: Action) -> KernelUse:
-    try:
-        facts = action.details()
-        kernels, arch = [str(kernel) for kernel in facts["kernels"]], str(facts["arch"])
-    except (ValueError, LookupError, TypeError, RecursionError):
-        kernels, arch = [], ""
-    return KernelUse(name, kernels, arch, use.hits, round(action.seconds, 3), round(use.hits * action.seconds, 3))
+    facts = facts_of(action)
+    saved = round(use.hits * action.seconds, 3)
+    return KernelUse(name, list(facts.kernels), facts.arch, use.hits, round(action.seconds, 3), saved)
 
 
 def _rounded(counts: dict[str, float]) -> dict[str, float]:

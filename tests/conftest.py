@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from servers import Nginx, RedisServer
 
 from ptocache.emulator import write_install
 
@@ -80,6 +82,20 @@ def tool_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ToolLog:
     path = tmp_path / "tools.log"
     monkeypatch.setenv("PTOCACHE_EMULATOR_LOG", str(path))
     return ToolLog(path)
+
+
+@pytest.fixture(scope="module")
+def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
+    """A Redis server for the tests of a module, which do not stop it."""
+    with RedisServer(tmp_path_factory.mktemp("redis")) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def nginx(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nginx]:
+    """A web server for the tests of a module, which do not stop it."""
+    with Nginx(tmp_path_factory.mktemp("nginx")) as server:
+        yield server
 
 
 def run_ptocache(*arguments: object, timeout: float = 120, **options: object) -> subprocess.CompletedProcess[str]:

@@ -84,9 +84,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     debug = "--debug" in arguments
-    if (
-        os.path.basename(os.environ.get("COMP_LINE", "").partition(" ")[0]) == "ptocache"
-    ):  # a shell asks what may follow what was typed
+    typed = os.environ.get("COMP_LINE", "").partition(" ")[0]
+    if os.path.basename(typed) == "ptocache":  # a shell asks what may follow that
         from ptocache.cli.completion import complete
 
         complete()

@@ -19,9 +19,9 @@ import argparse
 import sys
 
 from ptocache.cli.ls import listed, print_entries, print_failures
+from ptocache.cli.output import print_json
 from ptocache.cli.progress import progress_bar
 from ptocache.cli.selection import add_filters, selection
-from ptocache.errors import SettingsError
 from ptocache.frontend import CompileCache
 from ptocache.store.catalog import Selection
 from ptocache.store.layout import disk_usage
@@ -45,18 +45,15 @@ def run(options: argparse.Namespace) -> int:
         if options.dry_run:
             list_chosen(cache, chosen, options)
             return 0
-        if cache.settings.readonly:
-            raise SettingsError("PTOCACHE_READONLY is set: nothing is removed. Unset it to clear the cache.")
+        cache.require_writable("removed", "clear the cache")
         if not options.yes and sys.stdin is not None and sys.stdin.isatty() and not _agreed(cache, chosen):
             sys.stderr.write("ptocache: nothing was removed\n")
             return 1
         noun = "remembered failure" if chosen.failures else "entry"
         count, used = _remove(cache, chosen)
     if options.json:
-        import json
-
         name = "failures" if chosen.failures else "entries"
-        sys.stdout.write(json.dumps({"directory": cache.settings.dir, name: count, "bytes": used}) + "\n")
+        print_json({"directory": cache.settings.dir, name: count, "bytes": used})
     else:
         sys.stdout.write(f"removed {plural(count, noun)}, {bytes_text(used)}, from {cache.settings.dir}\n")
     return 0

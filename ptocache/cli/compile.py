@@ -128,15 +128,16 @@ def _sources(options: argparse.Namespace) -> list[_Source]:
         raise UsageError("--print-command is for files: standard input has no name to give to the tools")
     if only_print:
         return [_Source(path, read_source(path), "") for path in options.files]
+    outputs = [_output(path, options) for path in options.files]
     places: dict[str, str] = {}
-    for path in options.files:
-        place = os.path.realpath(_output(path, options))
+    for path, output in zip(options.files, outputs, strict=True):
+        place = os.path.realpath(output)
         if _is_source(place, options.files):
             raise UsageError(f"{path}: its device binary would be written over a source: name another with -o")
         if place in places:
             raise UsageError(f"{places[place]} and {path} would both be written to {place}")
         places[place] = path
-    return [_Source(path, read_source(path), _output(path, options)) for path in options.files]
+    return [_Source(path, read_source(path), output) for path, output in zip(options.files, outputs, strict=True)]
 
 
 def _is_source(place: str, sources: Iterable[str]) -> bool:

@@ -14,9 +14,10 @@ for example:
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 
+from ptocache.cli.compile import use_emulator
+from ptocache.cli.output import print_json
 from ptocache.cli.style import Style
 from ptocache.doctor import Finding, examine
 from ptocache.frontend import CompileCache
@@ -30,15 +31,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Run the command and return its exit status."""
-    if options.emulate:
-        os.environ["PTOCACHE_TOOLCHAIN"] = "emulated"
+    use_emulator(options)
     with CompileCache() as cache:
         findings = list(examine(cache))
     works = all(finding.state != "error" for finding in findings)
     if options.json:
-        import json
-
-        sys.stdout.write(json.dumps({"ok": works, "findings": [finding._asdict() for finding in findings]}) + "\n")
+        print_json({"ok": works, "findings": [finding._asdict() for finding in findings]})
     else:
         style = Style(sys.stdout)
         sys.stdout.write("".join(f"{_line(finding, style)}\n" for finding in findings))

@@ -15,6 +15,7 @@ import sys
 import time
 
 from ptocache.cli.compile import add_request_arguments, read_source, use_emulator
+from ptocache.cli.output import print_json
 from ptocache.explain import Explanation, Nearest, explain
 from ptocache.frontend import CompileCache
 from ptocache.text import printable
@@ -43,15 +44,13 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _print_json(explanation: Explanation) -> None:
-    import json
-
     facts = explanation._asdict()
     facts["parts"] = dict(explanation.parts)
     facts["inputs"] = [item._asdict() for item in explanation.inputs]
     if explanation.nearest is not None:
         facts["nearest"] = explanation.nearest._asdict()
         facts["nearest"]["differences"] = [difference._asdict() for difference in explanation.nearest.differences]
-    sys.stdout.write(json.dumps(facts) + "\n")
+    print_json(facts)
 
 
 def _page(explanation: Explanation) -> str:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import sys
 
+from ptocache.cli.output import print_json
 from ptocache.cli.progress import progress_bar
 from ptocache.cli.selection import add_arguments as add_selection
 from ptocache.cli.selection import describe, selection
@@ -33,9 +34,7 @@ def run(options: argparse.Namespace) -> int:
         with progress_bar("exporting") as progress:
             moved = export(cache.local, options.file, chosen, Signer(cache.settings.signing_keys), progress)
     if options.json:
-        import json
-
-        sys.stdout.write(json.dumps({"file": options.file, **moved._asdict()}) + "\n")
+        print_json({"file": options.file, **moved._asdict()})
     else:
         sys.stdout.write(f"{options.file}: {describe(moved, 'exported')}\n")
     return 1 if moved.rejected else 0

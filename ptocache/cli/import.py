@@ -12,10 +12,10 @@ from __future__ import annotations
 import argparse
 import sys
 
+from ptocache.cli.output import print_json
 from ptocache.cli.progress import progress_bar
 from ptocache.cli.selection import add_arguments as add_selection
 from ptocache.cli.selection import describe, selection
-from ptocache.errors import SettingsError
 from ptocache.frontend import CompileCache
 from ptocache.store.objects import Signer
 from ptocache.store.transfer import import_
@@ -32,14 +32,11 @@ def run(options: argparse.Namespace) -> int:
     with CompileCache() as cache:
         chosen = selection(options, cache)
         cache.require_directory()
-        if cache.settings.readonly:
-            raise SettingsError("PTOCACHE_READONLY is set: nothing is stored. Unset it to import.")
+        cache.require_writable("stored", "import")
         with progress_bar("importing") as progress:
             moved = import_(cache.local, options.file, chosen, Signer(cache.settings.signing_keys), progress)
     if options.json:
-        import json
-
-        sys.stdout.write(json.dumps({"file": options.file, **moved._asdict()}) + "\n")
+        print_json({"file": options.file, **moved._asdict()})
     else:
         sys.stdout.write(f"{options.file}: {describe(moved, 'imported')}\n")
     return 1 if moved.rejected or moved.failed else 0

@@ -31,7 +31,8 @@ from ptocache.cli import UsageError
 from ptocache.cli.selection import add_filters, selection
 from ptocache.cli.style import Style
 from ptocache.frontend import CompileCache
-from ptocache.statistics import PTODSL, today_stamp, version_of
+from ptocache.recipe import PTODSL
+from ptocache.statistics import today_stamp, version_of
 from ptocache.store.catalog import Listed, Selection, list_entries
 from ptocache.store.local import LocalTier
 from ptocache.text import bytes_text, plural, printable, short_bytes, short_seconds

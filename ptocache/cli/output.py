@@ -4,8 +4,18 @@ from __future__ import annotations
 
 import os
 import stat
+import sys
+from typing import Any
 
 from ptocache.cli import UsageError
+from ptocache.store.files import replacing
+
+
+def print_json(facts: dict[str, Any]) -> None:
+    """Print an object for scripts, on one line."""
+    import json  # only where asked for
+
+    sys.stdout.write(json.dumps(facts) + "\n")
 
 
 def write_file(path: str, data: bytes, what: str) -> None:
@@ -24,15 +34,7 @@ def write_file(path: str, data: bytes, what: str) -> None:
             with open(path, "wb") as file:
                 file.write(data)
             return
-        target = os.path.realpath(path)
-        temporary = f"{target}.{os.getpid()}.tmp"
-        try:
-            with open(temporary, "xb") as file:
-                file.write(data)
-            os.replace(temporary, target)
-        except BaseException:
-            if os.path.exists(temporary):
-                os.unlink(temporary)
-            raise
+        with replacing(os.path.realpath(path)) as file:
+            file.write(data)
     except OSError as error:
         raise UsageError(f"{path}: {what} cannot be written: {error.strerror}") from error

@@ -25,9 +25,9 @@ import sys
 
 from ptocache.cli import UsageError
 from ptocache.cli.clear import list_chosen
+from ptocache.cli.output import print_json
 from ptocache.cli.progress import progress_bar
 from ptocache.cli.selection import add_filters, selection
-from ptocache.errors import SettingsError
 from ptocache.frontend import CompileCache
 from ptocache.settings import parse_age, parse_size
 from ptocache.store.upkeep import Pruned, prune
@@ -57,14 +57,11 @@ def run(options: argparse.Namespace) -> int:
                 raise UsageError("--dry-run lists what is chosen: choose with --kernel, --unused-for, …")
             list_chosen(cache, chosen, options)
             return 0
-        if cache.settings.readonly:
-            raise SettingsError("PTOCACHE_READONLY is set: nothing is removed. Unset it to prune the cache.")
+        cache.require_writable("removed", "prune the cache")
         with progress_bar("pruning") as progress:
             pruned = prune(cache.local, cache.failures, progress, None if chosen.is_everything else chosen)
     if options.json:
-        import json
-
-        sys.stdout.write(json.dumps({"directory": cache.settings.dir, **pruned._asdict()}) + "\n")
+        print_json({"directory": cache.settings.dir, **pruned._asdict()})
     else:
         sys.stdout.write(_page(pruned, cache.settings.dir))
     return 0
@@ -84,8 +81,7 @@ def _prune_shared(options: argparse.Namespace) -> int:
     if age is None and size is None:
         raise UsageError("say what to remove: --older-than AGE, --size SIZE, or both")
     with CompileCache() as cache:
-        if cache.settings.readonly:
-            raise UsageError("PTOCACHE_READONLY is set: nothing is removed. Unset it to prune.")
+        cache.require_writable("removed", "prune")
         tiers = [tier for tier in cache.shared_tiers() if not tier.readonly]
         if not tiers:
             raise UsageError("there is nothing to prune: set PTOCACHE_SHARED to a URL that is not #readonly")
@@ -95,9 +91,7 @@ def _prune_shared(options: argparse.Namespace) -> int:
             with progress_bar(f"pruning {tier.label}") as progress:
                 results[tier.label] = prune_shared(tier, age, size, progress)
     if options.json:
-        import json
-
-        sys.stdout.write(json.dumps({label: pruned._asdict() for label, pruned in results.items()}) + "\n")
+        print_json({label: pruned._asdict() for label, pruned in results.items()})
     else:
         for label, pruned in results.items():
             text = f"{plural(pruned.removed, 'object')} removed, {bytes_text(pruned.bytes)}"

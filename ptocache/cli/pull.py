@@ -30,8 +30,7 @@ def run(options: argparse.Namespace) -> int:
     with CompileCache() as cache:
         chosen = selection(options, cache)
         cache.require_directory()
-        if cache.settings.readonly:
-            raise UsageError("PTOCACHE_READONLY is set: nothing is stored. Unset it to pull.")
+        cache.require_writable("stored", "pull")
         tiers = list(cache.shared_tiers())
         if not tiers:
             raise UsageError("there is nothing to pull from: set PTOCACHE_SHARED")

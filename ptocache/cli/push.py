@@ -29,8 +29,7 @@ def run(options: argparse.Namespace) -> int:
     with CompileCache() as cache:
         chosen = selection(options, cache)
         cache.require_directory()
-        if cache.settings.readonly:
-            raise UsageError("PTOCACHE_READONLY is set: nothing is stored. Unset it to push.")
+        cache.require_writable("stored", "push")
         tiers = [tier for tier in cache.shared_tiers() if not tier.readonly]
         if not tiers:
             raise UsageError("there is nothing to store on: set PTOCACHE_SHARED to a URL that is not #readonly")

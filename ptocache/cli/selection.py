@@ -6,10 +6,11 @@ import argparse
 import sys
 
 from ptocache.cli import UsageError
+from ptocache.cli.output import print_json
 from ptocache.errors import PtocacheError
 from ptocache.frontend import CompileCache
+from ptocache.recipe import PTODSL
 from ptocache.settings import parse_age
-from ptocache.statistics import PTODSL
 from ptocache.store.catalog import Selection
 from ptocache.store.transfer import Moved
 from ptocache.text import bytes_text, plural
@@ -92,9 +93,7 @@ def _today(cache: CompileCache) -> str:
 def report(results: dict[str, Moved], verb: str, as_json: bool) -> int:
     """Print what came of it for each engine, and return the exit status."""
     if as_json:
-        import json
-
-        sys.stdout.write(json.dumps({label: moved._asdict() for label, moved in results.items()}) + "\n")
+        print_json({label: moved._asdict() for label, moved in results.items()})
     else:
         for label, moved in results.items():
             sys.stdout.write(f"{label}: {describe(moved, verb)}\n")

@@ -22,11 +22,12 @@ from typing import Any
 from ptocache.aibin import sections, symbols
 from ptocache.cli import UsageError
 from ptocache.cli.ls import KEY_DIGITS
-from ptocache.cli.output import write_file
+from ptocache.cli.output import print_json, write_file
 from ptocache.errors import DeviceBinaryError, PtocacheError
 from ptocache.frontend import CompileCache
 from ptocache.inputs import decode_inputs
-from ptocache.statistics import PTODSL, today_stamp
+from ptocache.recipe import PTODSL
+from ptocache.statistics import today_stamp
 from ptocache.store.catalog import facts_of, find_keys, find_outputs, is_of_pto_key, keys_of, look_at_output
 from ptocache.store.entry import Action
 from ptocache.store.failures import Remembered
@@ -80,9 +81,7 @@ def run(options: argparse.Namespace) -> int:
             "failure": _failure_facts(failure) if failure is not None else None,
         }
     if options.json:
-        import json
-
-        sys.stdout.write(json.dumps(facts) + "\n")
+        print_json(facts)
     elif options.output is not None:
         sys.stdout.write(f"{options.output}: {bytes_text(actions[0].size)}, SHA-256 {actions[0].sha256.hex()}\n")
     else:

@@ -21,8 +21,9 @@ import time
 from collections.abc import Iterator
 
 from ptocache.cli import UsageError
+from ptocache.cli.output import print_json
 from ptocache.cli.style import Style
-from ptocache.errors import PtocacheError, SettingsError
+from ptocache.errors import PtocacheError
 from ptocache.frontend import CompileCache
 from ptocache.statistics import KernelUse, Statistics, collect
 from ptocache.text import bytes_text, plural, printable, seconds_text
@@ -69,12 +70,10 @@ def run(options: argparse.Namespace) -> int:
             return _watch(cache, options)
         numbers = collect(cache)
     if options.json:
-        import json
-
         facts = numbers.json_facts()
         if not options.history:
             del facts["hours"]
-        sys.stdout.write(json.dumps(facts) + "\n")
+        print_json(facts)
     elif options.prometheus:
         from ptocache.prometheus import exposition
 
@@ -86,8 +85,7 @@ def run(options: argparse.Namespace) -> int:
 
 def _zero(cache: CompileCache) -> int:
     cache.require_directory()
-    if cache.settings.readonly:
-        raise SettingsError("PTOCACHE_READONLY is set: nothing is written. Unset it to set the numbers to nought.")
+    cache.require_writable("written", "set the numbers to nought")
     if not cache.counters.zero():
         raise PtocacheError("another process keeps the statistics locked: try again")
     sys.stdout.write(f"the statistics of {cache.settings.dir} begin anew; what is stored stays\n")

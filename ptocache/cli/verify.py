@@ -13,8 +13,8 @@ from __future__ import annotations
 import argparse
 import sys
 
+from ptocache.cli.output import print_json
 from ptocache.cli.progress import progress_bar
-from ptocache.errors import SettingsError
 from ptocache.frontend import CompileCache
 from ptocache.store.upkeep import measure, repair, verify
 from ptocache.text import plural
@@ -30,23 +30,21 @@ def run(options: argparse.Namespace) -> int:
     """Run the command and return its exit status."""
     with CompileCache() as cache:
         cache.require_directory()
-        if options.repair and cache.settings.readonly:
-            raise SettingsError("PTOCACHE_READONLY is set: nothing is repaired. Unset it to repair the cache.")
+        if options.repair:
+            cache.require_writable("repaired", "repair the cache")
         entries, _ = measure(cache.local)
         with progress_bar("verifying") as progress:
             damages = list(verify(cache.local, cache.failures, progress))
         if options.repair:
             repair(cache.local, damages)
     if options.json:
-        import json
-
         facts = {
             "directory": cache.settings.dir,
             "entries": entries,
             "bad": [damage._asdict() for damage in damages],
             "repaired": bool(options.repair),
         }
-        sys.stdout.write(json.dumps(facts) + "\n")
+        print_json(facts)
     else:
         for damage in damages:
             sys.stdout.write(f"{damage.path}: {damage.problem}\n")

@@ -19,6 +19,7 @@ from collections.abc import Iterable, Iterator
 
 from ptocache.cli import UsageError
 from ptocache.cli.compile import add_tool_arguments, read_source, use_emulator
+from ptocache.cli.output import print_json
 from ptocache.cli.progress import progress_bar
 from ptocache.errors import PtocacheError
 from ptocache.frontend import CompileCache
@@ -147,8 +148,6 @@ def _say_failures(failures: Iterable[Failure]) -> None:
 
 def _report(warmed: Warmed, found: _Found, seconds: float, as_json: bool) -> None:
     if as_json:
-        import json
-
         facts = {
             "hits": warmed.hits,
             "compiled": warmed.compiled,
@@ -158,7 +157,7 @@ def _report(warmed: Warmed, found: _Found, seconds: float, as_json: bool) -> Non
             "seconds": round(seconds, 3),
             "failures": [failure._asdict() for failure in warmed.failures],
         }
-        sys.stdout.write(json.dumps(facts) + "\n")
+        print_json(facts)
         return
     more = [
         f"{plural(count, noun)} {what}"

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from ptocache.recipe import PTODSL
 from ptocache.report import charts
 from ptocache.report.figures import bytes_cell, count_cell, share_cell, time_cell
 from ptocache.report.markup import Html, element, foreign, join
 from ptocache.report.tables import Cell, Column, Group, table
-from ptocache.statistics import PTODSL, Statistics, Toolchain
+from ptocache.statistics import Statistics, Toolchain
 
 #: How the kinds of compilation are called.
 _KINDS = {PTODSL: "PTODSL", "ascendc": "AscendC"}

@@ -8,6 +8,8 @@ import os
 import shutil
 import stat
 import time
+from collections.abc import Iterator
+from typing import BinaryIO
 
 #: How old what is in `temp` must be to be removed where locks do not tell whether its writer lives, in seconds.
 STALE_SECONDS = 3600
@@ -114,6 +116,27 @@ def _write(root: str, temporary: str, data: bytes, path: str) -> None:
         with contextlib.suppress(OSError):
             fcntl.flock(fd, fcntl.LOCK_UN)
         os.close(fd)
+
+
+@contextlib.contextmanager
+def replacing(path: str) -> Iterator[BinaryIO]:
+    """A file of the user's to write, which appears whole in place of what is there, or not at all.
+
+    Args:
+        path: where it is to be; a link there would be replaced.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    temporary = f"{path}.{os.urandom(8).hex()}.tmp"
+    try:
+        with open(temporary, "xb") as file:
+            yield file
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(temporary)
+        raise
 
 
 def open_to_append(root: str, path: str) -> int:

@@ -285,11 +285,8 @@ class SharedTier:
             EngineError: the engine failed.
             RejectedError: what is there is none.
         """
-        data = self._timed("reading", self.reading, lambda: self.engine.get(name, OBJECT_LIMIT), self.timeout)
-        if data is None:
-            return None
-        self._count(bytes_read=len(data))
-        return decode_object(data, name, self.signer)
+        data = self._read(name, self.timeout)
+        return None if data is None else decode_object(data, name, self.signer)
 
     def lease(self, name: str, seconds: float) -> RedisLease:
         """A lease on a key, to be taken; for an engine that has leases."""
@@ -305,7 +302,7 @@ class SharedTier:
             self._count(skipped=1)
             return None
         try:
-            data = self._timed("reading", self.reading, lambda: self.engine.get(name, OBJECT_LIMIT), seconds)
+            data = self._read(name, seconds)
         except LeftAloneError:
             self._count(skipped=1)
             return None
@@ -317,12 +314,17 @@ class SharedTier:
         if data is None:
             self._count(misses=1)
             return None
-        self._count(bytes_read=len(data))
         try:
             return decode_object(data, name, self.signer)
         except RejectedError as reason:
             self._reject(name, str(reason))
             return None
+
+    def _read(self, name: str, seconds: float) -> bytes | None:
+        data = self._timed("reading", self.reading, lambda engine: engine.get(name, OBJECT_LIMIT), seconds)
+        if data is not None:
+            self._count(bytes_read=len(data))
+        return data
 
     def _look(self, name: str) -> SharedObject | None:
         try:
@@ -345,22 +347,21 @@ class SharedTier:
         is_stored = self._timed(
             "writing",
             self._writing,
-            lambda: self.engine.put(name, data, replace),
+            lambda engine: engine.put(name, data, replace),
             _WRITE_FACTOR * self.timeout,
         )
         if is_stored:
             self._count(stores=1, bytes_written=len(data))
         return is_stored
 
-    def _timed(self, doing: str, guard: Guard, function: Callable[[], T], seconds: float) -> T:
+    def _timed(self, doing: str, guard: Guard, function: Callable[[Engine], T], seconds: float) -> T:
         start = time.monotonic()
 
         def call() -> T:
             nonlocal start
             engine = self.engine  # whose library may have to be loaded, which is not the engine's time
             start = time.monotonic()
-            del engine
-            return function()
+            return function(engine)
 
         try:
             return guard.call(call, seconds)

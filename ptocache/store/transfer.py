@@ -23,6 +23,7 @@ from ptocache.request import Key
 from ptocache.store.catalog import Selection, choose
 from ptocache.store.engines import describe
 from ptocache.store.entry import Action, Entry
+from ptocache.store.files import replacing
 from ptocache.store.guard import EngineError
 from ptocache.store.objects import (
     OBJECT_LIMIT,
@@ -177,37 +178,30 @@ def export(
     target = os.path.realpath(path)
     if os.path.lexists(target) and not os.path.isfile(target):
         raise ArchiveError(f"{path}: the archive cannot be written: expected the name of a file, found something else")
-    unfinished = f"{target}.{os.urandom(8).hex()}.tmp"
     result = Moved()
     digests: dict[str, str] = {}
-    try:
-        with explained(ArchiveError, f"{path}: the archive cannot be written"), open(unfinished, "xb") as file:
-            with (
-                zstandard.ZstdCompressor(level=1).stream_writer(file, closefd=False) as stream,
-                tarfile.open(fileobj=stream, mode="w|", format=tarfile.USTAR_FORMAT) as archive,
-            ):
-                for done, (name, action) in enumerate(chosen, 1):
-                    entry = local.read(name, action)
-                    if entry is None:
-                        result = result.plus(Moved(rejected=1, problem=f"the output of {name} is gone or damaged"))
-                        continue
-                    key = Key(name, action.check)
-                    own = _own_name(key, action, digests)
-                    data = encode_object(own, key, entry, signer)
-                    _add(archive, f"objects/{own}", data)
-                    digests[own] = hashlib.sha256(data).hexdigest()
-                    result = result.plus(Moved(moved=1, bytes=action.size))
-                    if progress is not None:
-                        progress(done, len(chosen))
-                manifest = {"schema": _SCHEMA, "created": time.time(), "objects": digests}
-                _add(archive, _MANIFEST, json.dumps(manifest, sort_keys=True).encode())
-            file.flush()
-            os.fsync(file.fileno())
-        with explained(ArchiveError, f"{path}: the archive cannot be written"):
-            os.replace(unfinished, target)
-    finally:
-        if os.path.lexists(unfinished):
-            os.unlink(unfinished)
+    with explained(ArchiveError, f"{path}: the archive cannot be written"), replacing(target) as file:
+        with (
+            zstandard.ZstdCompressor(level=1).stream_writer(file, closefd=False) as stream,
+            tarfile.open(fileobj=stream, mode="w|", format=tarfile.USTAR_FORMAT) as archive,
+        ):
+            for done, (name, action) in enumerate(chosen, 1):
+                entry = local.read(name, action)
+                if entry is None:
+                    result = result.plus(Moved(rejected=1, problem=f"the output of {name} is gone or damaged"))
+                    continue
+                key = Key(name, action.check)
+                own = _own_name(key, action, digests)
+                data = encode_object(own, key, entry, signer)
+                _add(archive, f"objects/{own}", data)
+                digests[own] = hashlib.sha256(data).hexdigest()
+                result = result.plus(Moved(moved=1, bytes=action.size))
+                if progress is not None:
+                    progress(done, len(chosen))
+            manifest = {"schema": _SCHEMA, "created": time.time(), "objects": digests}
+            _add(archive, _MANIFEST, json.dumps(manifest, sort_keys=True).encode())
+        file.flush()
+        os.fsync(file.fileno())
     return result
 
 

@@ -14,7 +14,7 @@ import os
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import xxhash
 
@@ -40,6 +40,8 @@ from ptocache.store.row import Row
 if TYPE_CHECKING:
     from ptocache.store.failures import Failures
     from ptocache.store.index import Rows
+
+T = TypeVar("T")
 
 #: How many rows one transaction of `prune` looks at: stores wait for about 10 ms.
 _BATCH = 256
@@ -113,14 +115,22 @@ class Damage(NamedTuple):
 def usage(tier: LocalTier) -> Usage:
     """How many outputs are stored, and how many bytes all of it takes."""
     layout = tier.layout
+    found = ask_index(tier, lambda rows: (rows.count(), rows.bytes()))
+    if found is None:
+        return measure(tier)
+    entries, size = found
+    return Usage(entries, size + layout.overhead() + disk_usage(layout.failures) + disk_usage(layout.temp))
+
+
+def ask_index(tier: LocalTier, question: Callable[[Rows], T]) -> T | None:
+    """What the index tells; `None` where it may not be touched, or cannot be read."""
     try:
         if not tier.readonly and tier.is_tagged() and os.access(tier.directory, os.W_OK):
             with tier.index.transaction() as rows:
-                entries, size = rows.count(), rows.bytes()
-            return Usage(entries, size + layout.overhead() + disk_usage(layout.failures) + disk_usage(layout.temp))
-    except Exception as error:  # noqa: BLE001 - the files themselves can still be counted
+                return question(rows)
+    except Exception as error:  # noqa: BLE001 - who asks can do without
         get_logger(__name__).debug("the index cannot be read: %s", error)
-    return measure(tier)
+    return None
 
 
 def measure(tier: LocalTier) -> Usage:
